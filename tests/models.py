@@ -9,6 +9,7 @@ from torch import Tensor
 from vitlite import ViT, ViTConfig
 from vitlite.config import DINOV3_ROPE, Rotation
 from vitlite.images import Preprocess, TransformConfig
+from vitlite.images.transform import naflex_like
 
 TINY = ViTConfig(image_size=32, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 TIMM_SIZES = {"embed_dim": 16, "depth": 2, "mlp_ratio": 1.5}  # in timm's words, and in transformers'
@@ -29,6 +30,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "learned rotation": {"positions": "none", "rope": Rotation(order="xy", learned=True), "layer_scale": 0.5},
     "Qwen3": {"rope": Rotation(pairs="halves"), "class_token": False, "pool": "mean", "final_norm": "pooled_plain",
               "mlp": "gelu_tanh", "resample": "jax"},
+    "NaFlex": {"pool": "map", "class_token": False, "mlp": "gelu_tanh", "resample": "naflex"},
     "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
     "no final norm": {"final_norm": "none", "layer_scale": 0.1},
     "labels from text": {"cosine_head": 12},
@@ -49,7 +51,7 @@ FAMILIES_IN_TIMM: dict[str, dict[str, Any]] = {
     "DINOv3": DINOV3, "DINOv3, gated, with a head": {**DINOV3, "num_classes": 3, "mlp": "swiglu", "pool": "mean"},
     "DINOv3, no biases": {**DINOV3, "qkv_bias": False, "image_size": (32, 48)},
     "hybrid, root alone": {"stem": ()}, "hybrid": {"stem": (2, 2, 2, 2), "patch_size": 32, "image_size": 64},
-    **{name: FAMILIES[name] for name in ("EVA-02", "Perception Encoder", "learned rotation", "Qwen3")},
+    **{name: FAMILIES[name] for name in ("EVA-02", "Perception Encoder", "learned rotation", "Qwen3", "NaFlex")},
 }  # fmt: skip
 ROTATIONS = (None, *(changes["rope"] for changes in FAMILIES.values() if "rope" in changes))
 
@@ -63,7 +65,10 @@ def tiny_model(**changes: Any) -> ViT:
             tensor.copy_(0.3 * torch.randn(tensor.shape, generator=generator))
     model.labels = ("ant", "bee", "cow") if model.config.num_classes else None
     size = model.config.size
-    model.preprocess = Preprocess(TRANSFORM if size == TRANSFORM.size else TRANSFORM.scaled(size), model)
+    transform = TRANSFORM if size == TRANSFORM.size else TRANSFORM.scaled(size)
+    if model.config.resample == "naflex":
+        transform = naflex_like(transform, size, model.config.patch_size)
+    model.preprocess = Preprocess(transform, model)
     return model
 
 

@@ -46,6 +46,7 @@ HEAD = """\
 # map_of_patches        whether global_pool="map" leaves out the tokens before the patches
 # dim, ..., layer_scale as in ViTConfig: what tensors tell too, and have to confirm unless a config.json says otherwise
 """
+NAFLEX = ("naflexvit_base_patch16_siglip", "naflexvit_so400m_patch16_siglip")
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit", "qwen3_vit")
 SMALL = {"embed_dim": 48, "depth": 2, "num_heads": 4, "num_classes": 5}
 EQUAL = 5e-5  # where the stem is a ResNet of 50 layers, rounding adds up
@@ -60,21 +61,22 @@ def stands_for(model: nn.Module) -> Architecture:
         pool = "cls_and_distillation"
     if pool == "map" and eva:
         pool = "map_all"
-    embed = encoder.patch_embed
-    kernel = embed.proj.kernel_size[0]
+    naflex = hasattr(model, "embeds")
+    embed = model.embeds if naflex else encoder.patch_embed
+    kernel = embed.patch_size[0] if naflex else embed.proj.kernel_size[0]
     return Architecture(
-        image_size=model.pretrained_cfg["input_size"][1],
+        image_size=model.embeds.pos_embed.shape[1] * kernel if naflex else model.pretrained_cfg["input_size"][1],
         heads=encoder.blocks[0].attn.num_heads,
         norm_eps=norm.eps,
         pool=pool,
         pool_heads=model.attn_pool.num_heads if pool == "map_all" else None,
         cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
-        positions="none" if encoder.pos_embed is None else "learned",
+        positions="none" if getattr(model, "embeds", encoder).pos_embed is None else "learned",
         rope=rotation_of(model),
         resample="timm",  # or as `resampling_of` finds
         final_norm=final_norm_of(model),
         kernel_size=kernel,
-        stem_stride=embed.img_size[0] // embed.grid_size[0] // kernel,
+        stem_stride=1 if naflex else embed.img_size[0] // embed.grid_size[0] // kernel,
         dynamic=getattr(model, "dynamic_img_size", True),
         map_of_patches=not eva,
         mlp=mlp_of(encoder.blocks[0].mlp),
@@ -85,7 +87,9 @@ def stands_for(model: nn.Module) -> Architecture:
 def geometry_of(model: nn.Module) -> dict[str, Any]:
     """Return the fields of the config that the tensors of a model tell."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    geometry = infer_geometry(map_keys(shapes), shapes)
+    geometry = infer_geometry(
+        map_keys(shapes, model.embeds.patch_size[0] if hasattr(model, "embeds") else None), shapes
+    )
     return {name: value for name, value in geometry.items() if name in FIELDS}
 
 
@@ -99,7 +103,7 @@ def built(model: nn.Module) -> dict[str, Any]:
 def is_computed(small: nn.Module, architecture: Architecture) -> bool:
     """Return whether vitlite computes what a small model does, with what the name stands for."""
     encoder = getattr(small, "encoder", small)
-    size = encoder.patch_embed.img_size
+    size = (256, 256) if hasattr(small, "embeds") else encoder.patch_embed.img_size
     fields = {name: value for name, value in architecture._asdict().items() if name in FIELDS} | geometry_of(small)
     fields |= {"image_size": tuple(size), "heads": encoder.blocks[0].attn.num_heads}
     fields["layer_scale"] = 1e-5 if fields["layer_scale"] else None
@@ -135,6 +139,8 @@ def resampling_of(small: nn.Module) -> Resample:
     """By whose arithmetic timm stretches the position table of a model that it loads at twice its size."""
     if hasattr(small, "encoder"):
         return "jax"  # Qwen3's, on every call: tests/parity compares it
+    if hasattr(small, "embeds"):
+        return "naflex"  # on every call, too
     with TemporaryDirectory() as folder:
         timm.models.save_for_hf(small, folder, model_args=SMALL, safe_serialization=True)
         twice = [2 * side for side in small.patch_embed.img_size]
@@ -148,6 +154,8 @@ def resampling_of(small: nn.Module) -> Resample:
 
 def small_model(name: str) -> nn.Module:
     """A model of timm's by this name, with few and narrow blocks, and weights as training leaves them."""
+    if name in NAFLEX:
+        return spread(timm.create_model(name, **SMALL))
     whole = timm.create_model(name, device="meta", depth=1)
     patches = getattr(whole, "encoder", whole).patch_embed
     size = 64 if hasattr(patches, "backbone") else 2 * patches.patch_size[0]
@@ -171,11 +179,10 @@ def architecture_of(name: str) -> Architecture | None:
 def table() -> list[str]:
     """The lines of the table."""
     rows = [("name", *Architecture._fields)]
-    for module in MODULES:
-        for name in timm.list_models(module=module):
-            found = architecture_of(name)
-            if found is not None:
-                rows.append((name, *map(cell, found)))
+    for name in [*(name for module in MODULES for name in timm.list_models(module=module)), *NAFLEX]:
+        found = architecture_of(name)
+        if found is not None:
+            rows.append((name, *map(cell, found)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

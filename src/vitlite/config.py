@@ -8,7 +8,7 @@ from vitlite.errors import ConfigError, closest
 
 Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distillation", "map", "map_all"]
 Positions = Literal["learned", "sincos2d", "none"]
-Resample = Literal["timm", "transformers", "torchvision", "jax", "tensorflow"]
+Resample = Literal["timm", "transformers", "torchvision", "jax", "tensorflow", "naflex"]
 Mlp = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
 InputNorm = Literal["none", "tokens", "patches"]
 InnerNorm = Literal["none", "mlp", "both"]

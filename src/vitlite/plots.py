@@ -19,6 +19,7 @@ from einops import rearrange, reduce
 from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, check_count, missing_extra, printable
+from vitlite.images.naflex import NaFlexTransform
 from vitlite.images.transform import Preprocess, image_list
 from vitlite.inference.predict import evaluating
 from vitlite.nn.positions import sincos_positions
@@ -315,15 +316,15 @@ def draw_pca(model: "ViT", images: Sequence[Any]) -> "Image":
     for image in images:
         with evaluating(model):
             maps.append(model.features(model.preprocess(image)).map()[0].movedim(0, 2).cpu())  # (h, w, d)
-    h, w, d = maps[0].shape
-    components = principal_components(torch.cat([each.reshape(-1, d) for each in maps]))
+    components = principal_components(torch.cat([each.flatten(0, 1) for each in maps]))
     low, high = components.quantile(torch.tensor([0.01, 0.99], dtype=torch.float64, device="cpu"), dim=0).unbind(0)
     colors = (255 * (components - low) / (high - low).clamp(min=1e-12)).clamp(0, 255).float()
     panels = {}
-    for i, (image, grid) in enumerate(zip(images, colors.reshape(-1, h, w, 3), strict=True), 1):
+    of_images = torch.split(colors, [each.shape[0] * each.shape[1] for each in maps])
+    for i, (image, grid, color) in enumerate(zip(images, maps, of_images, strict=True), 1):
         seen = _as_seen(model, image)
         panels[f"image {i}"] = seen
-        panels[f"features {i}"] = _enlarged(grid, seen.shape)
+        panels[f"features {i}"] = _enlarged(color.view(*grid.shape[:2], 3), seen.shape)
     return arrange(panels, columns=2 * max(1, round((len(maps) / 2) ** 0.5)))
 
 
@@ -481,6 +482,8 @@ def _as_seen(model: "ViT", image: Any, side: int = PANEL) -> Tensor:
 
     cut = transform.cut and enlarged(transform.cut)
     large = replace(transform, size=enlarged(transform.size), resize=enlarged(transform.resize), cut=cut)
+    if isinstance(transform, NaFlexTransform):  # with larger patches, an image has the same grid
+        large = replace(transform, patch_size=round(transform.patch_size * factor))
     pixels = model.preprocess.replace(transform=large).pixels(image)
     return rearrange(pixels, "c h w -> h w c").float().expand(-1, -1, 3)
 
@@ -510,7 +513,7 @@ def colored(values: Tensor, anchors: str) -> Tensor:
 
 
 def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> "Image":
-    """Arrange panels of equal size in rows on white.
+    """Arrange panels in rows on white.
 
     Args:
         panels: The panels (h, w, 3) by caption.
@@ -518,7 +521,7 @@ def arrange(panels: dict[str, Tensor], columns: int, letters: int = CAPTION) -> 
         letters: The font size of the captions in pixels. If 0, there are no captions.
     """
     pillow = _pillow()
-    h, w = next(iter(panels.values())).shape[:2]
+    h, w = (max(panel.shape[axis] for panel in panels.values()) for axis in (0, 1))
     rows = -(-len(panels) // columns)
     line = letters + 4
     below = 4 + line * (1 + max(caption.count("\n") for caption in panels)) if letters else 0

@@ -24,7 +24,11 @@ READ = {name: each for name, each in FORMATS.items() if not each.written_only}
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 
 
-HAS_NONE = {"transformers-dinov3": {"pos_embed", "head"}, "transformers-siglip": {"cls_token"}}
+HAS_NONE = {
+    "transformers-dinov3": {"pos_embed", "head"},
+    "transformers-siglip": {"cls_token"},
+    "transformers-siglip2": {"cls_token"},
+}
 TAKES_A_ROW_TWICE = ("vit-pytorch", "timm-distilled")  # a format that has its rows beside those of another
 
 
@@ -141,7 +145,8 @@ def test_the_way_back_undoes_the_way_in() -> None:
     in_pieces = ("first", "others")  # of one of theirs: see what is written, and read back
     for op, back in INVERSE_OPS.items():
         for parts in (1, 2, 3) if op not in in_pieces else ():
-            tensor = torch.randn((1, 12, 6) if op == "table" else (12, 6))
+            shape = {"table": (1, 12, 6), "grid": (1, 9, 6), "kernel": (6, 3, 4, 4), "patches": (6, 3, 4, 4)}
+            tensor = torch.randn(shape.get(op, (12, 6)))
             if op == "zeros_between":
                 tensor[4:8] = 0
             assert torch.equal(OPS[op](back(tensor, parts), None), tensor)

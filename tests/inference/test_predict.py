@@ -6,12 +6,14 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from models import tiny_model
+from models import FAMILIES, tiny_model
 from PIL import Image, ImageSequence
+from torch import Tensor
 
 import vitlite
 from vitlite.checkpoints.metadata import transform_from_record
@@ -463,3 +465,28 @@ def test_one_class_with_sigmoid() -> None:
     (answer,) = model.predict(np.zeros((32, 32, 3), np.uint8))
     assert answer.label == "rust"
     assert 0 < answer.score < 1
+
+
+def test_images_of_different_shapes_are_sorted_into_batches() -> None:
+    """Each gets what it gets alone, in the order in which they came, and broken ones between them stay in place."""
+    model = tiny_model(**FAMILIES["NaFlex"])
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(30, 60), (60, 30), (40, 40), (31, 62), (60, 30), (80, 10), (45, 45), (40, 40)]
+    images: list[Any] = [torch.randint(256, (3, *size), dtype=torch.uint8, generator=generator) for size in sizes]
+    batches: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(lambda _, given: batches.append(tuple(given[0].shape)))
+    alone = [model.predict(image) for image in images]
+    batches.clear()
+    for together, one in zip(model.predict(images), alone, strict=True):
+        assert [each.label for each in together] == [each.label for each in one]
+    assert len(batches) == len({shape[2:] for shape in batches}) < len(images) == sum(shape[0] for shape in batches)
+    vectors = torch.stack([model.embed(model.preprocess(image))[0] for image in images]).detach()
+    assert torch.allclose(torch.from_numpy(model.vectors(images, batch=3)), vectors, atol=1e-5)
+    mixed = [images[0], b"broken", images[1], images[2], b"broken", images[3]]
+    outcomes = [result for _, result in embed(model, mixed, batch=4)]
+    assert [isinstance(result, ImageError) for result in outcomes] == [False, True, False, False, True, False]
+    found = torch.stack([result for result in outcomes if isinstance(result, Tensor)])
+    assert torch.allclose(found, vectors[:4], atol=1e-5)
+    with pytest.raises(ImageError, match="different shapes"):
+        model.preprocess(images)
+    assert model.preprocess(images[:1] + images[3:4]).shape[0] == 2

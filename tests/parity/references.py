@@ -68,6 +68,8 @@ class Reference:
             if gradients:  # a head of half the weight has twice the gradient; of two biases, both gradients are halves
                 share = 2.0 if other else 1.0
             found[key.replace("_dist", "")] = share * (torch.cat(both, dim=1) if other else both[0] + both[1])
+        if "pos_embed" in found and found["pos_embed"].ndim == 4:  # NaFlex
+            found["pos_embed"] = found["pos_embed"].flatten(1, 2)
         for key in ("cls_token", "reg_token", "pos_embed"):
             if key in found:
                 found[key] = found[key].reshape((1,) * (3 - found[key].ndim) + found[key].shape)
@@ -78,10 +80,11 @@ class Reference:
             rows = found[token].shape[1]
             first, found["pos_embed"] = found["pos_embed"].tensor_split([rows], dim=1)
             found[token] = found[token] if gradients else found[token] + first
-        if self.config.input_norm == "patches":
-            order = dict(c=self.config.channels, p=self.config.patch_size, q=self.config.patch_size)
-            kernel = found["patch_embed.proj.weight"]
+        order = dict(c=self.config.channels, p=self.config.patch_size, q=self.config.patch_size)
+        kernel = found["patch_embed.proj.weight"]
+        if kernel.ndim == 2:  # vit-pytorch and NaFlex
             found["patch_embed.proj.weight"] = rearrange(kernel, "d (p q c) -> d c p q", **order)
+        if self.config.input_norm == "patches":
             for key in ("patch_embed.norm_in.weight", "patch_embed.norm_in.bias"):
                 found[key] = rearrange(found[key], "(p q c) -> (c p q)", **order)
         return found
@@ -153,7 +156,7 @@ def spread(module: nn.Module, seed: int = 0) -> nn.Module:
             if re.search(r"pos|token|class_embedding|latent", name):
                 tensor.copy_(0.03 * noise)
             elif tensor.ndim > 1:
-                patches = re.search(r"patch_embed|conv_proj|to_patch", name)
+                patches = re.search(r"patch_embed|conv_proj|to_patch|embeds", name)
                 tensor.copy_(noise * (0.03 if patches else 1.5) * tensor[0].numel() ** -0.5)
             elif name.endswith("bias"):
                 tensor.copy_((0.01 if re.search(r"(proj|patch_embed)\w*\.bias", name) else 0.3) * noise)
@@ -249,6 +252,54 @@ def _qwen3() -> Reference:
         logits=lambda model, images: model(images),
         image_sizes=((48, 48), (24, 40), (16, 16)),
     )
+
+
+def _naflex() -> Reference:
+    def build() -> nn.Module:
+        return timm.models.NaFlexVit(
+            patch_size=8, embed_dim=48, depth=3, num_heads=4, mlp_ratio=80 / 48, num_classes=7, act_layer="gelu_tanh",
+            global_pool="map", pos_embed_grid_size=(4, 4), pos_embed_interp_mode="bilinear",
+        )  # fmt: skip
+
+    return Reference(
+        library="timm",
+        option="NaFlex",
+        config=ViTConfig(**SIZES | siglip | {"resample": "naflex"}),
+        build=build,
+        rules={r"embeds\.pos_embed": "pos_embed", r"embeds\.proj\.(.+)": r"patch_embed.proj.\1", **TIMM_RULES},
+        blocks="blocks",
+        logits=lambda model, images: model(images),
+        image_sizes=((48, 48), (24, 40), (16, 16), (8, 56)),
+    )
+
+
+def _naflex_of_transformers(name: str, option: str, config: Mapping[str, Any], **theirs: Any) -> Reference:
+    """SigLIP 2 NaFlex: its input are patches in a row, a mask of the padding, and the shape of the image."""
+    kind = dict(
+        hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=80, patch_size=8, num_patches=16,
+        attn_implementation="eager",
+    )  # fmt: skip
+    kind_of_model = getattr(transformers, name)
+
+    def build() -> nn.Module:
+        options = kind | theirs
+        if kind_of_model.config_class.model_type == "siglip2":
+            options = {"vision_config": options, "num_labels": 7}
+        return kind_of_model(kind_of_model.config_class(**options))
+
+    def run(model: nn.Module, images: Tensor) -> Tensor:
+        patches = rearrange(images, "b c (h p) (w q) -> b (h w) (p q c)", p=8, q=8)
+        padding = 0 if images.shape[2] == 32 else 3  # which must not change anything
+        mask = torch.ones(patches.shape[:2], dtype=torch.int32)
+        padded = nn.functional.pad(patches, (0, 0, 0, padding), value=1.0)
+        shapes = torch.tensor([[images.shape[2] // 8, images.shape[3] // 8]] * len(images))
+        output = model(padded, nn.functional.pad(mask, (0, padding)), shapes)
+        return output.logits if hasattr(output, "logits") else output.pooler_output
+
+    ours = ViTConfig(**SIZES | siglip_alone | {"resample": "naflex"} | config)
+    blocks = "encoder.layers" if name.endswith("VisionModel") else "vision_model.encoder.layers"
+    sizes = ((48, 48), (24, 40), (16, 16), (8, 56))
+    return Reference("transformers", option, ours, build, TRANSFORMERS_RULES, blocks, run, sizes)
 
 
 def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
@@ -541,6 +592,7 @@ REFERENCES = [
         use_abs_pos_emb=False,
         init_values=1e-5,
     ),
+    _naflex(),
     _qwen3(),
     _timm("gated MLP", config={"mlp": "swiglu"}, **swiglu),
     _timm(
@@ -666,6 +718,13 @@ REFERENCES = [
         "SigLIP, classifier",
         "vision_model.encoder.layers",
         siglip_alone | {"pool": "mean", "num_classes": 7, "mlp": "quick_gelu"},  # a mean of few patches hides the other
+        hidden_act="quick_gelu",
+    ),
+    _naflex_of_transformers("Siglip2VisionModel", "SigLIP 2 NaFlex", {}, hidden_act=TANH),
+    _naflex_of_transformers(
+        "Siglip2ForImageClassification",
+        "SigLIP 2 NaFlex, classifier",
+        {"pool": "mean", "num_classes": 7, "mlp": "quick_gelu"},
         hidden_act="quick_gelu",
     ),
     _transformers(

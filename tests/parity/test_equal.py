@@ -14,7 +14,7 @@ from peers import timm, torchvision, transformers
 from references import REFERENCES, SIZES, Reference, distance, spread
 from torch import Tensor
 
-from vitlite.config import Rotation, ViTConfig
+from vitlite.config import Resample, Rotation, ViTConfig
 from vitlite.nn.layers import Attention, AttentionPool, SwiGLU
 from vitlite.nn.positions import PositionTables, resample_positions, rotation_angles
 from vitlite.nn.stem import StandardConv, Unit
@@ -407,6 +407,35 @@ def blocks_in_reverse(model: ViT) -> None:
     model.rope.freqs.data = model.rope.freqs.data.flip(1)
 
 
+def resampled_as(method: Resample) -> Callable[[ViT], None]:
+    """The position table stretched as another library does."""
+    return lambda model: setattr(model, "config", model.config.replace(resample=method))
+
+
+def with_table(resample: Callable[[Tensor, tuple[int, int]], Tensor]) -> Callable[[ViT], None]:
+    """The position table stretched in another way."""
+
+    def make(model: ViT) -> None:
+        model._positions = lambda grid: resample(model.pos_embed, grid)  # type: ignore[method-assign]
+
+    return make
+
+
+def square_and_cut(table: Tensor, new: tuple[int, int]) -> Tensor:
+    """C-RADIO's way: as large as the longer side, of which a part is taken."""
+    side = max(new) + (new[0] == new[1])
+    square = resample_positions(table, (4, 4), (side, side), "naflex").unflatten(1, (side, side))
+    return square[:, : new[0], : new[1]].flatten(1, 2)
+
+
+def columns_first(table: Tensor, new: tuple[int, int]) -> Tensor:
+    return resample_positions(table, (4, 4), new[::-1], "naflex")
+
+
+def channels_first(kernel: Tensor) -> Tensor:
+    return rearrange(rearrange(kernel, "d c p q -> d (p q c)"), "d (c p q) -> d c p q", c=3, p=8)
+
+
 ROTATED = {
     "axes swapped": with_rope(order="xy"),
     "no rotation": other_angles(lambda angles, *_: 0 * angles),
@@ -490,6 +519,15 @@ FAMILY_MISTAKES: dict[str, dict[str, Callable[[ViT], None]]] = {
         "the norm before pooling": pool_with(lambda _, model, x: normed(x).mean(1)),
         "no norm": lambda model: setattr(model, "fc_norm", torch.nn.Identity()),
     },
+    "NaFlex": {
+        "a bicubic table": resampled_as("timm"),
+        "no antialias": resampled_as("tensorflow"),
+        "corners aligned": resampled_as("jax"),
+        "the table of the other aspect": with_table(columns_first),
+        "a square table, cut": with_table(square_and_cut),
+        "channels before pixels": change_by("patch_embed.proj.weight", channels_first),
+        "no norm before its pool": pool_with(before_the_norm),
+    },
     "attention pooling beside a class token and registers": {
         "query not of the latent": pool_with(query_of_the_patches),
         "no MLP": pool_with(without_the_mlp),
@@ -566,7 +604,7 @@ def mistaken_in_a_family(option: str, mistake: str) -> float:
     ours, theirs = pair(reference)
     FAMILY_MISTAKES[option][mistake](ours)
     found = []
-    for size in (None, (24, 40)):
+    for size in ((16, 24), (24, 40)) if option == "NaFlex" else (None, (24, 40)):
         images = pictures(reference, size)
         with torch.no_grad():
             found.append(distance(ours(images), reference.logits(theirs, images)))

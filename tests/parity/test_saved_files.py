@@ -101,6 +101,8 @@ def test_a_timm_state_dict(reference: Reference, tmp_path: Path) -> None:
         ask += ["rope"]
     if reference.config.pool == "map_all":
         ask += ["pool_heads"]
+    if reference.config.resample == "naflex":  # whose patches are flattened
+        ask += ["patch_size"]
     if reference.config.final_norm == "none":
         ask += ["final_norm"]
     if not reference.config.cls_position and not reference.config.registers:
@@ -125,6 +127,8 @@ def format_of(reference: Reference, theirs: nn.Module) -> str:
         return "timm-eva-gated"
     if "encoder.pos_embed" in names:
         return "timm-qwen3"
+    if "embeds.pos_embed" in names:
+        return "timm-naflex"
     if isinstance(theirs, timm.models.Eva) and isinstance(theirs.blocks[0].attn, timm.layers.AttentionRope):
         return "timm-rope"
     return "timm-eva" if isinstance(theirs, timm.models.Eva) else "timm"

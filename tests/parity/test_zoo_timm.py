@@ -93,7 +93,8 @@ def pool_and_positions(peer: nn.Module) -> dict[str, Any]:
     pool_heads = None
     if pool == "map" and isinstance(peer, timm.models.Eva):
         pool, pool_heads = "map_all", peer.attn_pool.num_heads
-    positions = "learned" if getattr(peer, "encoder", peer).pos_embed is not None else "none"
+    encoder = getattr(peer, "embeds", getattr(peer, "encoder", peer))  # of NaFlex, and of Qwen3
+    positions = "learned" if encoder.pos_embed is not None else "none"
     rope = rotation_of(peer)
     assert rope is not None or positions == "learned"
     return {"pool": pool, "pool_heads": pool_heads, "positions": positions, "rope": rope}
@@ -101,6 +102,11 @@ def pool_and_positions(peer: nn.Module) -> dict[str, Any]:
 
 def patches(peer: nn.Module) -> dict[str, Any]:
     """The size of a token in pixels; of a hybrid, the units of its ResNet's stages."""
+    if isinstance(peer, timm.models.NaFlexVit):
+        embeds = peer.embeds
+        assert (embeds.pos_embed_interp_mode, embeds.pos_embed_antialias) == ("bilinear", True)
+        assert not embeds.pos_embed_align_corners
+        return {"stem": None, "patch_size": embeds.patch_size[0], "resample": "naflex"}
     embed = getattr(peer, "encoder", peer).patch_embed
     assert embed.proj.bias is not None or isinstance(peer.norm_pre, nn.LayerNorm)
     backbone = getattr(embed, "backbone", None)
@@ -157,6 +163,11 @@ def test_preprocessing(record: Record):
     assert (recipe["mean"], recipe["std"]) == (record.mean, record.std)
     assert (recipe["crop_mode"], recipe["interpolation"]) == (record.crop_mode, record.interpolation)
     assert card.num_classes == config.num_classes
+    if (
+        config.resample == "naflex"
+    ):  # timm's loader for it ignores the size and the crop, and asks for a number of patches
+        assert record.config.position_rows == 256
+        return
     assert (recipe["input_size"], recipe["crop_pct"]) == ((3, record.pixels, record.pixels), record.crop_pct)
     seen = record.pixels - record.pixels % config.patch_size  # by timm's patches, which leave out the last
     assert config.size == (seen, seen)

@@ -105,6 +105,8 @@ OPS: dict[str, Callable[[Sequence[Tensor], int | None], Tensor]] = {
     "masked": lambda parts, _: parts[0] * parts[1].to(parts[0].dtype),
     "first": lambda parts, _: parts[0].tensor_split(3)[0],  # of queries, keys and values
     "others": lambda parts, _: parts[0][parts[0].shape[0] // 3 :],
+    "kernel": lambda parts, size: _patches(parts, size) if parts[0].ndim == 2 else parts[0],
+    "grid": lambda parts, _: parts[0].flatten(1, 2),
     "flat": lambda parts, _: parts[0].flatten(),
     "table": lambda parts, _: parts[0].reshape(1, -1, parts[0].shape[-1]),
     "transposed": lambda parts, _: parts[0].t(),
@@ -140,6 +142,9 @@ INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
     "two_heads": lambda x, _: (2 * x).chunk(2, dim=1),
     "two_biases": lambda x, _: [x, x.clone()],
     "table": lambda x, _: [x.squeeze(0)],
+    "kernel": lambda x, _: [x],
+    "patches": lambda x, _: [rearrange(x, "d c p q -> d (p q c)") if x.ndim == 4 else x],
+    "grid": lambda x, _: [rearrange(x, "1 (h w) d -> 1 h w d", h=math.isqrt(x.shape[1]))],  # a square
     "first": lambda x, _: [x],
     "others": lambda x, _: [x],
 }
@@ -265,7 +270,7 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
             rules += _parse_row(line, settings.get("flax", False))
     settings.pop("flax", None)
     fixed = settings.setdefault("fixed", {})
-    if "rope" in fixed:
+    if fixed.get("rope"):
         fixed["rope"] = Rotation(**fixed["rope"])
     elif not name.startswith("timm"):  # only timm's models may have rotary positions of any kind
         fixed["rope"] = None
@@ -513,6 +518,9 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
     if table and mapping.format.may_fold:
         geometry["token_rows"] = sum(tensors[name].shape[1] for name in _tokens_with_rows(mapping))
     geometry |= patch_geometry(tensors)
+    kernel = tensors["patch_embed.proj.weight"]
+    if kernel.op == "kernel" and len(shapes[kernel.parts[0]]) == 2:
+        geometry["resample"] = "naflex"
     geometry |= _infer_pool(mapping, shapes, geometry)
     proj, qkv = tensors.get("blocks.0.attn.proj.weight"), tensors["blocks.0.attn.qkv.weight"]
     if proj and proj.op == "identity":

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError
-from vitlite.images.transform import TransformConfig
+from vitlite.images.transform import TransformConfig, naflex_like
 from vitlite.presets import PRESETS
 from vitlite.storage import read_json
 from vitlite.zoo.registry import Record
@@ -83,6 +83,8 @@ def transform_from_record(record: Record, size: tuple[int, int]) -> TransformCon
         std=record.std,
         crop_pct=record.crop_pct,
     )
+    if record.config.resample == "naflex":
+        return naflex_like(transform, size, record.config.patch_size)
     whole = transform.in_whole_patches(record.config.patch_size)
     return whole if whole.size == size else transform.scaled(size)
 

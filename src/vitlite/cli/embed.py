@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
 from vitlite.cli.options import add_layer, add_paths, check_not_an_input, expanded, is_place, open_model
@@ -16,6 +17,9 @@ from vitlite.inference.embed import embed_into, identity_of
 from vitlite.inference.find import find_images
 from vitlite.inference.journal import WRITERS, ImageFile, check_names, check_target, open_journal
 from vitlite.storage import atomic_write
+
+if TYPE_CHECKING:
+    from vitlite.nn.vit import ViT
 
 PATCH_FORMATS = (".safetensors", ".npz", ".npy")  # formats of arrays
 
@@ -63,6 +67,15 @@ def shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
+def _shape_of_vectors(model: "ViT", *, patches: bool) -> tuple[int, ...]:
+    """Return the shape of the vector of an image, or of the vectors of all its patches."""
+    if not patches:
+        return (model.config.embed_dim,)
+    if hasattr(getattr(model.preprocess, "transform", None), "max_patches"):
+        raise InputError("--patches needs images of one size, but a NaFlex model keeps the aspect ratio of each image.")
+    return (*model.config.grid, model.config.dim)
+
+
 def run(args: Namespace) -> int:
     """Write a vector for each image, or resume an interrupted run."""
     if args.text is not None or not args.paths:
@@ -100,7 +113,7 @@ def run(args: Namespace) -> int:
         "patches": args.patches,
         "shard": args.shard,
     }
-    shape = (*model.config.grid, model.config.dim) if args.patches else (model.config.embed_dim,)
+    shape = _shape_of_vectors(model, patches=args.patches)
     with open_journal(target, run_identity, math.prod(shape)) as journal:
         images = [ImageFile.at(path) for path in paths]
         done = sum(image in journal.rows for image in images)

@@ -95,10 +95,15 @@ def _first_few(labels: Sequence[str]) -> str:
 
 
 def _preprocessing(transform: "TransformConfig") -> str:
+    from vitlite.images import NaFlexTransform
+
     (height, width), (rows, columns) = transform.size, transform.resize
     resized = f"resized to {rows} x {columns}" if transform.mode == "squash" else f"resized to cover {rows} x {columns}"
+    size = f"{height} x {width} px, {resized}"
+    if isinstance(transform, NaFlexTransform):
+        size = f"keeps the aspect ratio, at most {transform.max_patches} patches of {transform.patch_size} px"
     mean, std = _spaced(transform.mean), _spaced(transform.std)
-    return f"{height} x {width} px, {resized}, {transform.interpolation}, mean {mean}, std {std}"
+    return f"{size}, {transform.interpolation}, mean {mean}, std {std}"
 
 
 def fields_of(record: registry.Record) -> dict[str, Any]:
@@ -158,8 +163,12 @@ def _unusual_fields(config: ViTConfig) -> list[str]:
 def _preprocessing_of(record: registry.Record) -> str:
     height, width = record.config.size
     crop = f"resized for a centre crop of {record.crop_pct:g}" if record.crop_mode == "center" else "squashed"
+    size = f"{height} x {width} px, {crop}"
+    if record.config.resample == "naflex":
+        patches, patch_size = record.config.position_rows, record.config.patch_size
+        size = f"keeps the aspect ratio, at most {patches} patches of {patch_size} px"
     mean, std = _spaced(record.mean), _spaced(record.std)
-    return f"{height} x {width} px, {crop}, {record.interpolation}, mean {mean}, std {std}"
+    return f"{size}, {record.interpolation}, mean {mean}, std {std}"
 
 
 def _text_of(record: registry.Record) -> str:

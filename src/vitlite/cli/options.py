@@ -38,6 +38,12 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
     add_weights(group)
     if not named:
         add_background(group)
+        group.add_argument(
+            "--max-patches",
+            type=int,
+            metavar="N",
+            help="of a NaFlex model: resize each image to at most this many patches; default: the model's, usually 256",
+        )
     group.add_argument(
         "--size", type=image_size, metavar="PIXELS", help="an image size other than the model's, such as 384 or 384x512"
     )
@@ -212,6 +218,10 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
 
         keep_blocks(model, args.last_block)
     set_background(model, args)
+    if getattr(args, "max_patches", None) is not None:
+        from vitlite.images.transform import preprocess_of
+
+        model.preprocess = preprocess_of(model).with_max_patches(args.max_patches)
     if getattr(args, "quick_decode", False):
         from vitlite.images.transform import preprocess_of
 

@@ -62,6 +62,7 @@ def run(args: Namespace) -> int:
     args.last_block = vectors.layer
     args.quick_decode = vectors.quick_decode  # decode the queries in the same way as the images of the vectors
     args.background = args.background or vectors.background
+    args.max_patches = args.max_patches or vectors.max_patches
     model = _model_of(vectors, args) if args.model is None else open_model(args)
     found = search(vectors, model, images, args.top) if images else []
     found += search_text(vectors, model, sentences, args.top) if sentences else []

@@ -27,6 +27,7 @@ from vitlite.cli.run_report import CURVES, Report
 from vitlite.config import ViTConfig
 from vitlite.factory import create
 from vitlite.images import Preprocess, TransformConfig
+from vitlite.images.naflex import NaFlexTransform
 from vitlite.images.transform import preprocess_of
 from vitlite.inference.threads import set_threads
 from vitlite.nn.vit import ViT
@@ -222,11 +223,13 @@ def _model(args: Namespace, classes: int) -> ViT:
     }
     if args.weights != "none":
         model = create_or_load(args, **options)
-        preprocess_of(model)  # raises an error if there is none
-        return model
-    model = create(args.model, weights=None, image_size=args.size, **options)
-    model.preprocess = Preprocess(_usual_transform(args.model, model.config), model)
-    set_background(model, args)
+    else:
+        model = create(args.model, weights=None, image_size=args.size, **options)
+        model.preprocess = Preprocess(_usual_transform(args.model, model.config), model)
+        set_background(model, args)
+    transform = preprocess_of(model).transform  # raises an error if there is none
+    if isinstance(transform, NaFlexTransform):
+        model.preprocess = transform.squashed()
     return model
 
 

@@ -125,7 +125,8 @@ def _run(model: ViT, images: Iterable[Any]) -> None:
     """
     remaining = iter(images)
     count = 0
-    while batch := list(islice(remaining, BATCH)):
+    of_any_shape = hasattr(getattr(model.preprocess, "transform", None), "max_patches")  # NaFlex
+    while batch := list(islice(remaining, 1 if of_any_shape else BATCH)):
         vectors = model.embed(model.preprocess(batch).to(model.device, model.dtype))
         if not vectors.isfinite().all():
             raise OptimizedError(

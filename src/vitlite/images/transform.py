@@ -193,6 +193,21 @@ def _check_values(transform: TransformConfig) -> None:
         )
 
 
+def naflex_like(transform: TransformConfig, size: tuple[int, int], patch_size: int) -> TransformConfig:
+    """Return a `NaFlexTransform` for as many patches as `size` has, with the colours of another transform."""
+    from vitlite.images.naflex import NaFlexTransform
+
+    return NaFlexTransform(
+        size=size,
+        interpolation=transform.interpolation,
+        mean=transform.mean,
+        std=transform.std,
+        scale=transform.scale,
+        max_patches=math.prod(side // patch_size for side in size),
+        patch_size=patch_size,
+    )
+
+
 class Target(NamedTuple):
     """The config, device and dtype of a model, which are all that a `Preprocess` needs.
 
@@ -236,6 +251,11 @@ class Preprocess:
                 prepared.append(self.pixels(image))
             except ImageError as error:
                 raise error.within(f"Image {i} of {len(several)}") from error
+        if len(by_shape(prepared)) > 1:
+            raise ImageError(
+                "The preprocessed images have different shapes, which do not fit in one batch. Preprocess them one by "
+                "one, or call model.predict or model.vectors, which sort images by shape."
+            )
         return self.batch(prepared)
 
     def one(self, image: Any) -> Tensor:
@@ -268,6 +288,19 @@ class Preprocess:
     def with_background(self: P, background: str | None) -> P:
         """Return a copy that puts a colour behind transparent pixels: "white", "black" or "#rrggbb"."""
         return self.replace(transform=replace(self.transform, background=background))
+
+    def with_max_patches(self: P, max_patches: int) -> P:
+        """Return a copy that resizes each image to at most this many patches. Only NaFlex models support it.
+
+        Raises:
+            ConfigError: The model needs images of one size, or `max_patches` is not a positive integer.
+        """
+        transform: Any = self.transform
+        if not hasattr(transform, "max_patches"):
+            raise ConfigError(
+                "max_patches (--max-patches) needs a NaFlex model. For another image size, pass image_size= (--size)."
+            )
+        return self.replace(transform=replace(transform, max_patches=max_patches))
 
     def replace(self: P, **fields: Any) -> P:
         """Return a copy with some fields changed. Additional attributes of a subclass are copied, too."""
@@ -362,6 +395,14 @@ def image_list(images: Any) -> list[Any] | None:
     """
     several = isinstance(images, Sequence) or getattr(images, "ndim", None) in (1, 4)
     return list(images) if several and not isinstance(images, (str, *BYTES)) else None
+
+
+def by_shape(images: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of the images of each shape, which can be a batch."""
+    indices: dict[torch.Size, list[int]] = {}
+    for i, image in enumerate(images):
+        indices.setdefault(image.shape, []).append(i)
+    return list(indices.values())
 
 
 def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from vitlite.errors import ImageError, InputError, check_count, missing_extra, not_finite
 from vitlite.images.decode import BYTES
-from vitlite.images.transform import Preprocess, image_list, preprocess_of
+from vitlite.images.transform import Preprocess, by_shape, image_list, preprocess_of
 
 if TYPE_CHECKING:
     from numpy import float32
@@ -179,15 +179,16 @@ def _work_through(
     with closing(_prepared(preprocess, images, batch, timings)) as batches:
         for prepared in batches:
             good = [pixels for _, pixels in prepared if isinstance(pixels, Tensor)]
-            results: Iterator[T] = iter(())
-            if good:
-                begun = time.perf_counter()
-                tensor = preprocess.batch(good)
+            results: dict[int, T] = {}
+            begun = time.perf_counter()
+            for rows in by_shape(good):
+                tensor = preprocess.batch([good[row] for row in rows])
                 with evaluating(model):
-                    results = iter(work(tensor))
-                timings.worked += time.perf_counter() - begun
+                    results.update(zip(rows, work(tensor), strict=True))
+            timings.worked += time.perf_counter() - begun
+            in_order = iter(range(len(good)))
             for image, pixels in prepared:
-                yield image, pixels if isinstance(pixels, ImageError) else next(results)
+                yield image, pixels if isinstance(pixels, ImageError) else results[next(in_order)]
 
 
 def _prepared(

@@ -18,13 +18,14 @@ from vitlite.config import Resample, Rotation
 Grid = tuple[int, int]
 
 # The arguments with which F.interpolate reproduces each library. "jax" is big_vision, which calls
-# scipy.ndimage.zoom(order=1). "tensorflow" is FlexiViT, which calls tf.image.resize.
+# scipy.ndimage.zoom(order=1). "tensorflow" is FlexiViT, which calls tf.image.resize. "naflex" is SigLIP 2 NaFlex.
 RESAMPLE: dict[Resample, dict[str, Any]] = {
     "timm": {"mode": "bicubic", "antialias": True, "align_corners": False},
     "transformers": {"mode": "bicubic", "antialias": False, "align_corners": False},
     "torchvision": {"mode": "bicubic", "antialias": False, "align_corners": True},
     "jax": {"mode": "bilinear", "antialias": False, "align_corners": True},
     "tensorflow": {"mode": "bilinear", "antialias": False, "align_corners": False},
+    "naflex": {"mode": "bilinear", "antialias": True, "align_corners": False},
 }
 
 

@@ -63,6 +63,11 @@ class Vectors:
         """The colour that was put behind transparent pixels, or None if alpha was dropped."""
         return (self.identity.get("preprocessing") or {}).get("background")
 
+    @property
+    def max_patches(self) -> int | None:
+        """The most patches of an image, for a NaFlex model."""
+        return (self.identity.get("preprocessing") or {}).get("max_patches")
+
     def parts(self, rows: int = PART, first: int = 0) -> Iterator[Tensor]:
         """Yield the vectors in parts (n, d), in float32 or float64.
 

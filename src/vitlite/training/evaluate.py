@@ -250,6 +250,11 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
         TrainError: The classes, the image size or the preprocessing differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
+    if hasattr(preprocess.transform, "squashed"):
+        raise TrainError(
+            "Training and evaluation need images of one size, but a NaFlex model keeps the aspect ratio of each image. "
+            "Set model.preprocess = model.preprocess.transform.squashed()."
+        )
     if data.multi_label and model.scores != "sigmoid":
         raise TrainError(
             "Images may have several labels in these data, but the model gives each image one. Train a model on such "

@@ -17,8 +17,10 @@ from vitlite.checkpoints.formats.keys import (
     required,
 )
 from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images.naflex import NaFlexTransform
 from vitlite.images.transform import Interpolation, Mode, TransformConfig
 
+NAFLEX_GRID = 16  # rows and columns of the position table in all checkpoints
 SWITCHES = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "default_to_square")  # null means false
 TYPES = {
     "image_processor_type": STRING,
@@ -28,6 +30,8 @@ TYPES = {
     "image_std": CHANNELS,
     "rescale_factor": NUMBER,
     "device": STRING,
+    "patch_size": COUNT,
+    "max_num_patches": COUNT,
     **dict.fromkeys(SWITCHES, FLAG),
 }
 CROPS = {  # from each supported processor to the default side of the crop; None: no crop
@@ -37,6 +41,7 @@ CROPS = {  # from each supported processor to the default side of the crop; None
     "Bit": 224,  # DINOv2's
     "Beit": None,
     "Siglip": None,
+    "Siglip2": None,
     "DINOv3ViT": None,
     "ViTHybrid": 224,
 }
@@ -70,7 +75,6 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
     config = {name: value for name, value in config.items() if value is not None or name in SWITCHES}
     _check_processor(config)
     (resample,) = required(config, "resample")
-    crop, resize, mode = _crop_and_resize(config)
     mean, std = [0.0], [1.0]
     if config.get("do_normalize", True):
         mean, std = required(config, "image_mean", "image_std")
@@ -80,16 +84,15 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
             f"Invalid preprocessing config: rescale_factor is the integer {scale}, with which transformers overflows "
             "8-bit pixels. Set rescale_factor to a float such as 0.00392156862745098 (1/255)."
         )
-    return TransformConfig(
-        size=crop,
-        resize=resize,
-        mode=mode,
-        interpolation=INTERPOLATIONS.get(resample, resample),
-        mean=tuple(mean),
-        std=tuple(std),
-        scale=float(scale),
-        margin="down",
-    )
+    colors: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "scale": float(scale), "margin": "down"}
+    interpolation = INTERPOLATIONS.get(resample, resample)
+    if _processor(config) == "Siglip2" and config.get("do_resize", True):
+        patch = config.get("patch_size", 16)
+        size = (NAFLEX_GRID * patch, NAFLEX_GRID * patch)
+        patches = config.get("max_num_patches", NAFLEX_GRID**2)
+        return NaFlexTransform(size=size, interpolation=interpolation, max_patches=patches, patch_size=patch, **colors)
+    crop, resize, mode = _crop_and_resize(config)
+    return TransformConfig(size=crop, resize=resize, mode=mode, interpolation=interpolation, **colors)
 
 
 def _processor(config: Mapping[str, Any]) -> str:
@@ -171,6 +174,14 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
             f"transformers cannot put the background {transform.background} behind transparent images. Convert to a "
             ".safetensors file, which contains only the tensors."
         )
+    if isinstance(transform, NaFlexTransform):
+        return {
+            "image_processor_type": "Siglip2ImageProcessor",
+            "do_resize": True,
+            "patch_size": transform.patch_size,
+            "max_num_patches": transform.max_patches,
+            **_pixels_to_transformers(transform, channels),
+        }
     if not crops_alike(transform, "down"):
         raise CheckpointError(
             "transformers would shift some crops of this model by one pixel, because it rounds odd margins down. "
@@ -190,9 +201,16 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
         "image_processor_type": processor,
         "do_resize": True,
         "size": resize,
-        "resample": WRITTEN_INTERPOLATIONS[transform.interpolation],
         "do_center_crop": True,
         "crop_size": {"height": transform.size[0], "width": transform.size[1]},
+        **_pixels_to_transformers(transform, channels),
+    }
+
+
+def _pixels_to_transformers(transform: TransformConfig, channels: int) -> dict[str, Any]:
+    """Return the entries that do not depend on the size of an image."""
+    return {
+        "resample": WRITTEN_INTERPOLATIONS[transform.interpolation],
         "do_rescale": True,
         "rescale_factor": transform.scale,
         "do_normalize": True,

@@ -31,7 +31,8 @@ from vitlite.checkpoints.formats.keys import (
 from vitlite.checkpoints.metadata import Metadata
 from vitlite.config import DINOV3_ROPE, Resample, Rotation, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
-from vitlite.images.transform import MissingPreprocess, TransformConfig
+from vitlite.images.naflex import NaFlexTransform
+from vitlite.images.transform import MissingPreprocess, TransformConfig, naflex_like
 from vitlite.zoo.registry import REFUSED
 
 TYPES = {
@@ -46,6 +47,7 @@ TYPES = {
 }
 ARGUMENT_TYPES = {
     "img_size": SIZE,
+    "pos_embed_grid_size": SIZE,
     "patch_size": SIZE,
     "act_layer": STRING,
     "norm_layer": STRING,
@@ -254,13 +256,10 @@ def metadata_from_timm(config: Mapping[str, Any]) -> Metadata:
     fields |= _num_classes(config, args, pretrained)
     if fields.get("pool") == "cls_and_distillation" and fields.get("num_classes") == 0:
         del fields["pool"]  # without heads, timm returns the mean of the two tokens
-    size = args.get("img_size")
-    if size is None and pretrained.get("fixed_input_size") and pretrained.get("input_size"):
-        size = pretrained["input_size"][1:]
-    seen = _image_size(size or architecture.image_size, fields["patch_size"], args)
+    seen = _image_size(_native_size(architecture, args, pretrained, fields["patch_size"]), fields["patch_size"], args)
     if "img_size" in args:
         fields["image_size"] = seen
-    transform, transform_error = _transform(architecture, args, pretrained)
+    transform, transform_error = _transform(architecture, args, pretrained, seen)
     labels, labels_error = _labels(config, pretrained)
     tag = pretrained.get("tag")
     return Metadata(
@@ -383,6 +382,20 @@ def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained:
     return {} if trained is None else {"num_classes": trained}
 
 
+def _native_size(
+    architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any], patch: int
+) -> int | Sequence[int]:
+    """Return the image size for which the position table was learned."""
+    if architecture.resample == "naflex":
+        grid = args.get("pos_embed_grid_size", architecture.image_size // architecture.kernel_size)
+        rows, columns = (grid, grid) if isinstance(grid, int) else grid
+        return [rows * patch, columns * patch]
+    size: int | Sequence[int] | None = args.get("img_size")
+    if size is None and pretrained.get("fixed_input_size") and pretrained.get("input_size"):
+        size = pretrained["input_size"][1:]
+    return size or architecture.image_size
+
+
 def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) -> int | tuple[int, int]:
     """Return the size of the part of an image that timm divides into patches.
 
@@ -414,17 +427,22 @@ def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[t
 
 
 def _transform(
-    architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any]
+    architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any], native: int | tuple[int, int]
 ) -> tuple[TransformConfig | None, str]:
     """Return the transform and "", or None and the reason why there is none."""
     if "mean" not in pretrained:
         return None, ""
-    size = args.get("img_size")
-    if size is not None and not args.get("dynamic_img_size", architecture.dynamic):  # accepts no other size
+    size, naflex = args.get("img_size"), architecture.resample == "naflex"
+    if naflex:  # the number of patches is an argument of timm's loader, and not in the file
+        size = native
+    if size is not None and (naflex or not args.get("dynamic_img_size", architecture.dynamic)):  # accepts no other size
         sides = [size, size] if isinstance(size, int) else size
         pretrained = {**pretrained, "input_size": [1, *sides]}
     try:
-        return transform_from_timm(pretrained), ""
+        transform = transform_from_timm(pretrained)
+        if naflex:
+            transform = naflex_like(transform, transform.size, _patch_size(architecture, args))
+        return transform, ""
     except ConfigError as error:
         return None, str(error)
 
@@ -471,6 +489,7 @@ GATED, DISTILLED = "vit_giant_patch14_dinov2", "deit_tiny_distilled_patch16_224"
 DINOV3 = "vit_small_patch16_dinov3"
 ROTARY = {1e-6: "eva_giant_patch14_224", 1e-5: "vit_pe_core_base_patch16_224"}  # by the epsilon of the norms
 QWEN3 = "qwen3_vit_88m"
+NAFLEX = "naflexvit_base_patch16_siglip"
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -489,6 +508,10 @@ COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cann
         "input_norm": "none", "inner_norm": "none", "positions": "learned", "qkv_bias": True, "layer_scale": None,
         "rope": Rotation(pairs="halves"), "resample": "jax",
     },
+    NAFLEX: {
+        "norm_eps": 1e-6, "class_token": False, "registers": 0, "positions": "learned", "stem": None,
+        "input_norm": "none", "inner_norm": "none",
+    },
     DISTILLED: {"norm_eps": 1e-6, "registers": 1, "stem": None, "input_norm": "none"},
     GATED: {"norm_eps": 1e-6, "stem": None, "inner_norm": "none"},
     CLIP: {"norm_eps": 1e-5},
@@ -498,6 +521,8 @@ COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cann
 
 def format_for_timm(config: ViTConfig) -> str:
     """Return the checkpoint format that timm uses for a model with this config."""
+    if config.resample == "naflex":
+        return "timm-naflex"
     if config.rope is None:
         return "timm-distilled" if config.pool == "cls_and_distillation" else "timm"
     if config.final_norm == "pooled_plain":
@@ -530,7 +555,8 @@ def pretrained_cfg(config: ViTConfig, transform: TransformConfig | None) -> dict
 
     timm adapts the layer `first_conv` to `in_chans`, and drops `classifier` if `num_classes` differs.
     """
-    first_conv = "encoder.patch_embed.proj" if _architecture_for(config) == QWEN3 else "patch_embed.proj"
+    prefix = {QWEN3: "encoder.patch_embed.", NAFLEX: "embeds."}.get(_architecture_for(config), "patch_embed.")
+    first_conv = f"{prefix}proj"
     if config.stem is not None:
         first_conv = "patch_embed.backbone.stem.conv" if config.stem else "patch_embed.backbone.conv"
     return {
@@ -561,6 +587,8 @@ def _architecture_for(config: ViTConfig) -> str:
     """Return the timm architecture that `_model_args` can turn into this model, or "" if there is none."""
     if config.rope is not None:
         return _rotary_architecture(config)
+    if config.resample == "naflex":
+        return NAFLEX
     if config.pool == "cls_and_distillation":
         return DISTILLED
     if config.mlp == "swiglu":
@@ -607,6 +635,9 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
         args["final_norm"] = False
     if architecture == DISTILLED:
         return args
+    if architecture == NAFLEX:
+        del args["scale_attn_norm"]  # which has another name there
+        return args | {"pos_embed_grid_size": list(config.grid), "fc_norm": config.final_norm == "pooled"}
     return args | {
         "no_embed_class": not config.cls_position,
         "reg_tokens": config.registers,
@@ -655,7 +686,11 @@ def timm_cannot_read(config: ViTConfig, transform: TransformConfig | None, forma
     if differing:
         values = ", ".join(f"{field}={getattr(config, field)!r}" for field in differing)
         return f"timm's config.json cannot describe a model with {values}."
-    if transform is not None and (transform_to_timm(transform) is None or transform.size != config.size):
+    if transform is not None and (
+        transform_to_timm(transform) is None
+        or transform.size != config.size
+        or not _prepares_as_timm(transform, config)
+    ):
         return "timm's config.json cannot describe the preprocessing of this model."
     if format != format_for_timm(config):
         return "timm uses other tensor names for this model. `vitlite convert --to timm` writes these names."
@@ -676,6 +711,7 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
         "final_norm": config.final_norm in WRITTEN_NORMS.get(architecture, ("tokens", "pooled", "none")),
         "inner_norm": config.inner_norm != "mlp" or eva,
         "rope": config.rope is None or _rotates_as_timm(config, config.rope),
+        "image_size": architecture != NAFLEX or config.grid[0] == config.grid[1],
         "mlp_dim": int(config.dim * ratio) == round(config.dim * ratio),  # timm rounds down
         "positions": config.positions != "sincos2d",
         "pool": config.pool in WRITTEN_POOLS and pools_as_timm(config),
@@ -687,6 +723,14 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
     }
     differing = [field for field, value in computed.items() if getattr(config, field) != value]
     return differing + [field for field, right in supported.items() if not right and field not in differing]
+
+
+def _prepares_as_timm(transform: TransformConfig, config: ViTConfig) -> bool:
+    """Return whether `metadata_from_timm` will return a transform of this kind for the config."""
+    if isinstance(transform, NaFlexTransform):
+        usual = transform.max_patches == config.grid[0] * config.grid[1] and transform.patch_size == config.patch_size
+        return config.resample == "naflex" and usual
+    return config.resample != "naflex"
 
 
 def _rotates_as_timm(config: ViTConfig, rope: Rotation) -> bool:
@@ -712,7 +756,7 @@ def pools_as_timm(config: ViTConfig) -> bool:
 
 def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
     """Return the transform in the form of timm's pretrained_cfg, or None if timm cannot describe it."""
-    crop_pct = _crop_pct(transform)
+    crop_pct = 1.0 if isinstance(transform, NaFlexTransform) else _crop_pct(transform)
     if crop_pct is None or transform.background or not crops_alike(transform, "nearest"):
         return None
     white = 255 * transform.scale  # timm scales pixels to 0..1 before it applies mean and std

@@ -1,6 +1,8 @@
 """Read and write transformers' config.json. The `processors` module handles preprocessing."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isqrt, prod
 from typing import Any, NamedTuple
 
 from vitlite import __version__
@@ -24,6 +26,7 @@ from vitlite.checkpoints.formats.processors import transform_from_transformers, 
 from vitlite.checkpoints.metadata import CONFIG, PREPROCESSOR, Metadata, Scores
 from vitlite.config import DINOV3_ROPE, ViTConfig, stem_stride
 from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images.naflex import NaFlexTransform
 from vitlite.images.transform import TransformConfig
 
 TYPES = {
@@ -34,6 +37,7 @@ TYPES = {
     "projection_dim": COUNT,
     "problem_type": STRING,
     "image_size": SIZE,
+    "num_patches": COUNT,
     "patch_size": SIZE,
     "layer_norm_eps": NUMBER,
     "layerscale_value": NUMBER,
@@ -157,6 +161,7 @@ TOWERS = {  # from the model_type of a model with a text and an image tower to t
     "clip": "clip_vision_model",
     "metaclip_2": "metaclip_2_vision_model",
     "siglip": "siglip_vision_model",
+    "siglip2": "siglip2_vision_model",
 }
 FAMILIES = {
     "vit": Family(("ViTModel", "ViTForImageClassification"), _keys(POOLER)),
@@ -199,6 +204,15 @@ FAMILIES = {
         "gelu_pytorch_tanh",
         "Siglip",
     ),
+    "siglip2": Family(("Siglip2Model", "Siglip2ForImageClassification"), CLIP),
+    "siglip2_vision_model": Family(
+        ("Siglip2VisionModel",),
+        _keys("num_patches", {"vision_use_head": (True,)}),
+        1e-6,
+        "gelu_pytorch_tanh",
+        "Siglip2",
+        resample="naflex",
+    ),
     "clip": Family(("CLIPModel",), CLIP),
     "metaclip_2": Family(("MetaClip2Model",), CLIP),
     "clip_vision_model": Family(
@@ -213,6 +227,7 @@ FAMILIES = {
     ),
 }
 HEAD_WIDTH, DEPTH = 64, 12  # defaults of transformers
+NAFLEX, NAFLEX_PATCH, NAFLEX_PATCHES = "siglip2_vision_model", 16, 256  # with transformers' defaults
 USUAL_CLASSES = 2  # default of transformers
 SEVERAL = "multi_label_classification"  # the problem_type of several labels per image
 USUAL_PROJECTION = 512  # transformers' default for the width of CLIP's projection
@@ -224,6 +239,7 @@ CLASSES = {  # from a model_type to the prefix of the class names in `architectu
     "dinov2_with_registers": "Dinov2WithRegisters",
     "dinov3_vit": "DINOv3ViT",
     "siglip_vision_model": "SiglipVision",
+    "siglip2_vision_model": "Siglip2Vision",
 }
 COMPUTED: dict[str, Any] = {  # the field values that the config.json of transformers' ViT cannot change
     "pool": "cls",
@@ -267,6 +283,8 @@ def metadata_from_transformers(config: Mapping[str, Any], preprocessor: Mapping[
             preprocessor = {"image_processor_type": family.processor, **preprocessor}
         try:
             transform = transform_from_transformers(preprocessor)
+            if isinstance(transform, NaFlexTransform) and "image_size" in sizes:
+                transform = replace(transform, size=(sizes["image_size"], sizes["image_size"]))
         except ConfigError as error:
             transform_error = str(error)
     return Metadata(
@@ -337,6 +355,8 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
     for name in ("image_size", "patch_size"):
         if name in stated:
             sizes[name] = in_whole_patches(stated[name], 1)
+    if config["model_type"] == NAFLEX:
+        return _naflex_sizes(config, sizes.get("patch_size", NAFLEX_PATCH))
     size = sizes.get("image_size")
     if config["model_type"].startswith("dinov2") and isinstance(size, tuple):
         raise CheckpointError(
@@ -349,6 +369,13 @@ def _sizes(config: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, An
     if size is not None and isinstance(patch, int):
         sizes["image_size"] = in_whole_patches(size, patch)
     return sizes
+
+
+def _naflex_sizes(config: Mapping[str, Any], patch: Any) -> dict[str, Any]:
+    """Return the patch size of a NaFlex model, and the image size for which its position table was learned."""
+    patches = config.get("num_patches")
+    side = isqrt(NAFLEX_PATCHES if patches is None else patches)
+    return {"patch_size": patch, "image_size": side * patch} if isinstance(patch, int) else {"patch_size": patch}
 
 
 def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
@@ -407,6 +434,11 @@ def contents_for_transformers(
     contents = {CONFIG: config_to_transformers(config, labels) | {WRITER: f"vitlite {__version__}"}}
     if scores == "sigmoid":
         contents[CONFIG]["problem_type"] = SEVERAL
+    if transform is not None and isinstance(transform, NaFlexTransform) != (model_type(config) == NAFLEX):
+        raise CheckpointError(
+            "transformers prepares images for this model in another way. Set model.preprocess to a TransformConfig, or "
+            "to a NaFlexTransform for SigLIP 2 NaFlex."
+        )
     if transform is not None:
         contents[PREPROCESSOR] = transform_to_transformers(transform, config.channels)
     metadata_from_transformers(as_json(contents[CONFIG]), as_json(contents.get(PREPROCESSOR, {})))
@@ -419,7 +451,7 @@ def model_type(config: ViTConfig) -> str:
     `computed_by` returns the values in which the two may differ.
     """
     if config.pool == "map":
-        return "siglip_vision_model"
+        return NAFLEX if config.resample == "naflex" else "siglip_vision_model"
     if config.rope is not None:
         return "dinov3_vit"
     if config.layer_scale is not None:
@@ -441,7 +473,7 @@ def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
         return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":
         return {"class_token": False, "pool": "mean"}
-    if kind == "siglip_vision_model":
+    if kind in ("siglip_vision_model", NAFLEX):
         return {
             "class_token": False,
             "pool": "map",
@@ -494,7 +526,7 @@ def format_for_transformers(config: ViTConfig) -> str:
         return "transformers-dinov2-gated" if config.mlp == "swiglu" else "transformers-dinov2"
     if kind == "dinov3_vit":
         return "transformers-dinov3" if config.mlp == "swiglu" else "transformers-dinov3-plain"
-    return "transformers-siglip" if kind == "siglip_vision_model" else "transformers"
+    return {"siglip_vision_model": "transformers-siglip", NAFLEX: "transformers-siglip2"}.get(kind, "transformers")
 
 
 def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:
@@ -506,7 +538,7 @@ def config_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> d
     return {
         "architectures": [CLASSES[kind] + task],
         "model_type": kind,
-        "image_size": config.image_size,
+        **({"num_patches": prod(config.grid)} if kind == NAFLEX else {"image_size": config.image_size}),
         "patch_size": config.patch_size,
         "hidden_size": config.dim,
         "num_hidden_layers": config.depth,
@@ -532,7 +564,7 @@ def _keys_of_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
         biases = dict.fromkeys(("query_bias", "key_bias", "value_bias"), config.qkv_bias)
         activation = {"use_gated_mlp": True, "hidden_act": "silu"} if gated else {}
         return entries | biases | activation | {"num_register_tokens": config.registers}
-    return entries if kind == "siglip_vision_model" else entries | {"qkv_bias": config.qkv_bias}
+    return entries if kind in ("siglip_vision_model", NAFLEX) else entries | {"qkv_bias": config.qkv_bias}
 
 
 def _classes_to_transformers(config: ViTConfig, labels: Sequence[str] | None) -> dict[str, Any]:

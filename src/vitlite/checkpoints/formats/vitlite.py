@@ -9,6 +9,7 @@ from vitlite.checkpoints.formats.timm import config_to_timm, timm_cannot_read
 from vitlite.checkpoints.metadata import Metadata, Scores
 from vitlite.config import FIELDS, ViTConfig
 from vitlite.errors import CheckpointError, ConfigError
+from vitlite.images.naflex import NaFlexTransform
 from vitlite.images.transform import TransformConfig
 
 
@@ -71,7 +72,7 @@ def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
     for name, value in fields.items():
         known[name] = tuple(value) if isinstance(value, list) else value
     try:
-        return TransformConfig(**known)
+        return NaFlexTransform(**known) if "max_patches" in known else TransformConfig(**known)
     except TypeError as error:
         raise ConfigError(f"Invalid fields for a TransformConfig: {error}.") from None
 
