@@ -17,12 +17,14 @@ from models import near, tiny_model
 from peers import open_clip, transformers
 from server import Hub
 from torch import Tensor
-from vocabularies import write_siglip_tokenizer
+from vocabularies import clip_tokenizer, write_siglip_tokenizer
 
 import vitlite
-from vitlite.errors import CheckpointError, InputError
+from vitlite.config import ViTConfig
+from vitlite.errors import CheckpointError, InputError, VitliteError
 from vitlite.nn.vit import ViT
 from vitlite.text.half import half_of_repository, open_text_half
+from vitlite.zoo.text import text_record
 
 LABELS = ["cat", "dog", "rusty bolt", "red car at night"]
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -215,3 +217,35 @@ def test_text_halves_of_the_zoo_come_from_open_clip_files(server: Hub, tmp_path:
     server.publish("owner/other", tokenizer_json=b"{}")
     with pytest.raises(CheckpointError, match=r"owner/other has no open_clip_model\.safetensors and no model"):
         half_of_repository(replace(record, repo="owner/other"))
+
+
+@torch.no_grad()
+def test_a_file_of_open_clip_that_is_like_a_checkpoint(server: Hub, tmp_path: Path) -> None:
+    text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 2}
+    image = {"image_size": 32, "layers": 2, "width": 48, "head_width": 16, "patch_size": 8}
+    theirs = spread(open_clip.CLIP(24, image, text))
+    path = tmp_path / "joint.safetensors"
+    write(theirs, path)
+    sizes = {"image_size": 32, "patch_size": 8, "dim": 48, "depth": 2, "heads": 3, "mlp_dim": 192, "num_classes": 24}
+    model = vitlite.load(path, config=ViTConfig(**sizes, input_norm="tokens", norm_eps=1e-5))
+    with pytest.raises(InputError, match=r"no config\.json beside"):
+        vitlite.with_labels(model, LABELS)
+    name = "vit_base_16.clip_laion2b"
+    model.source = replace(model.source, name=name)  # as by like=, which needs a file of the size of a real checkpoint
+    clip_tokenizer().save_pretrained(tmp_path)
+    server.publish(text_record(name).repo, tokenizer_json=(tmp_path / "tokenizer.json").read_bytes())
+    ids = open_clip.SimpleTokenizer()([f"a photo of a {label}" for label in LABELS])
+    expected, _ = theirs.get_logits(IMAGES, ids)
+    assert near(vitlite.with_labels(model, LABELS)(IMAGES), expected)
+    write(spread(open_clip.CLIP(24, image, {**text, "layers": 1})), path)
+    with pytest.raises(VitliteError, match="Wrong bytes"):
+        vitlite.with_labels(model, LABELS)
+
+
+def test_shards(joint: tuple[Any, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(joint[1], folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    joint[0].save_pretrained(folder, max_shard_size="100KB")
+    assert not (folder / "model.safetensors").exists()
+    found = vitlite.with_labels(vitlite.load(folder), LABELS)
+    assert torch.equal(found.head.weight, vitlite.with_labels(vitlite.load(joint[1]), LABELS).head.weight)
