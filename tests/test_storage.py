@@ -167,20 +167,20 @@ def test_cache_is_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os.path, "expanduser", lambda path: path.replace("~", str(tmp_path)))
     assert cache_folder() == tmp_path / ".cache" / "huggingface" / "hub"
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-    with pytest.raises(DownloadError, match="There is no home folder for"):
+    with pytest.raises(DownloadError, match="there is no home folder"):
         cache_folder()
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "is not valid JSON: Expecting value"),
-        (b'{"a": 1', "is not valid JSON: "),
-        (b"[1]", "is not valid JSON: it is not an object"),
-        (b"\xff\xfe\x00", "is not valid JSON: "),
-        (b"1" * 5000, "is not valid JSON: "),
-        (b'{"a":' * 100_000, "is not valid JSON: it is nested too deeply"),
-        (b'{"a":' * 40 + b"1" + b"}" * 40, "is not valid JSON: it is nested too deeply"),
+        (b"", "is not a valid JSON file: Expecting value"),
+        (b'{"a": 1', "is not a valid JSON file: "),
+        (b"[1]", "is not a valid JSON file: the top level is not an object"),
+        (b"\xff\xfe\x00", "is not a valid JSON file: "),
+        (b"1" * 5000, "is not a valid JSON file: "),
+        (b'{"a":' * 100_000, "is not a valid JSON file: it is nested too deeply"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "is not a valid JSON file: it is nested too deeply"),
     ],
     ids=["empty", "cut", "list", "bytes", "number", "very deep", "deep"],
 )

@@ -1,4 +1,4 @@
-"""A zoo of Vision Transformers: `create` a named model with verified weights, or `load` any plain ViT file."""
+"""A zoo of Vision Transformers. `create` returns a named model with verified weights; `load` reads any plain ViT."""
 
 import os
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`ViTConfig`: every number and choice that defines a Vision Transformer. Nothing here imports torch."""
+"""The configuration of a Vision Transformer. This module does not import torch."""
 
 import dataclasses
 from dataclasses import asdict, dataclass, fields
@@ -18,10 +18,10 @@ LARGEST = 2**31 - 1  # larger integers overflow where tensors are sized
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """Rotary positions: queries and keys are rotated by the row and the column of their patch.
+    """The configuration of rotary positions, which rotate queries and keys by angles that depend on the patch.
 
-    Half of the channel pairs of a head rotate by the row and half by the column. Pair j of m rotates by
-    position / temperature ** (j / m).
+    In each head, half of the channel pairs are rotated by the row of the patch and half by the column. Of the m pairs
+    in each half, pair j is rotated by the angle position / temperature ** (j / m).
     """
 
     temperature: float = 10000.0
@@ -36,18 +36,18 @@ class Rotation:
         for name in ("temperature", "offset"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-                raise ConfigError(f"rope: {name} must be a number of at least 0, got {value!r}.")
+                raise ConfigError(f"rope.{name} must be a number from 0 to {LARGEST}, got {value!r}.")
             object.__setattr__(self, name, float(value))
         if self.temperature <= 0:
-            raise ConfigError("rope: temperature must be above 0, got 0.")
+            raise ConfigError("rope.temperature must be greater than 0, got 0.")
         if self.reference is not None and (type(self.reference) is not int or not 1 <= self.reference <= LARGEST):
-            raise ConfigError(f"rope: reference must be None or a positive integer, got {self.reference!r}.")
+            raise ConfigError(f"rope.reference must be None or a positive integer, got {self.reference!r}.")
         choices_of = {"unit": ("patches", "image"), "order": ("yx", "xy"), "pairs": ("adjacent", "halves")}
         for name, choices in choices_of.items():
             if getattr(self, name) not in choices:
-                raise ConfigError(f"rope: {name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.")
+                raise ConfigError(f"rope.{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.")
         if type(self.learned) is not bool:
-            raise ConfigError(f"rope: learned must be True or False, got {self.learned!r}.")
+            raise ConfigError(f"rope.learned must be True or False, got {self.learned!r}.")
 
 
 DINOV3_ROPE = Rotation(temperature=100.0, unit="image", pairs="halves")
@@ -55,7 +55,7 @@ DINOV3_ROPE = Rotation(temperature=100.0, unit="image", pairs="halves")
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """The configuration of a `ViT`. At least one public checkpoint needs each field, except the last three."""
+    """The configuration of a `ViT`. `dropout`, `drop_path` and `checkpointing` affect only training."""
 
     image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
     patch_size: int = 16  # side of a patch in pixels; with a stem, the stem's stride times the projection's kernel size
@@ -111,74 +111,74 @@ class ViTConfig:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Image height and width in pixels."""
+        """The height and the width of an image in pixels."""
         if isinstance(self.image_size, int):
             return self.image_size, self.image_size
         return self.image_size
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Number of patches down and across."""
+        """The number of patches along the height and along the width of an image."""
         return self.size[0] // self.patch_size, self.size[1] // self.patch_size
 
     @property
     def prefix_tokens(self) -> int:
-        """Number of tokens before the patches: the class token and the registers."""
+        """The number of tokens before the patch tokens: the class token and the registers."""
         return self.class_token + self.registers
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of one image of size `image_size`, including the class token and the registers."""
+        """The number of tokens for one image of size `image_size`, including the class token and the registers."""
         return self.prefix_tokens + self.grid[0] * self.grid[1]
 
     @property
     def position_rows(self) -> int:
-        """Number of rows in the learned position table."""
+        """The number of rows in the learned position table."""
         return self.grid[0] * self.grid[1] + (self.class_token and self.cls_position)
 
     @property
     def attention_dim(self) -> int:
-        """Width of all heads together: `heads * head_dim`, or `dim` if `head_dim` is None."""
+        """The width of all attention heads together: `heads * head_dim`, or `dim` if `head_dim` is None."""
         return self.heads * (self.head_dim or self.dim // self.heads)
 
     @property
     def head_width(self) -> int:
-        """Width of one head."""
+        """The width of one attention head."""
         return self.attention_dim // self.heads
 
     @property
     def pooled_dim(self) -> int:
-        """Width of the pooled vector: `dim`, or twice that if `pool` concatenates two tokens."""
+        """The width of the pooled vector: `dim`, or `2 * dim` if `pool` concatenates two vectors."""
         return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
 
     @property
     def pool_mlp_dim(self) -> int:
-        """Width between the two layers of the MLP of attention pooling."""
+        """The hidden width of the MLP in the attention pooling layer."""
         return 4 * self.dim if self.pool == "map_all" else self.mlp_dim
 
     @property
     def embed_dim(self) -> int:
-        """Width of the vectors that `model.embed` returns and the head classifies."""
+        """The width of the vectors that `model.embed` returns, which are the input of the head."""
         return self.pre_logits or self.pooled_dim
 
     @property
     def stem_dim(self) -> int:
-        """Number of input channels of the patch projection: those of the image or of the stem's feature map."""
+        """The number of input channels of the patch projection: image channels or, with a stem, feature channels."""
         if not self.stem:
             return self.channels if self.stem is None else 64
         return 256 * 2 ** (len(self.stem) - 1)
 
     @property
     def kernel_size(self) -> int:
-        """Side of the patch projection's kernel, in pixels or, with a stem, in cells of the stem's feature map."""
+        """The side of the patch projection's kernel, in pixels or, with a stem, in cells of the stem's feature map."""
         return self.patch_size // stem_stride(self.stem)
 
     def replace(self, **changes: Any) -> "ViTConfig":
-        """Return a copy with some fields changed."""
+        """Return a copy of the config with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as a dictionary that can be written as JSON."""
+        """Return the fields of the config as a dictionary that can be written as JSON."""
         return asdict(self)
 
 
@@ -186,15 +186,19 @@ FIELDS = tuple(field.name for field in fields(ViTConfig))
 
 
 def _rotation_from(values: dict[str, Any]) -> Rotation:
-    """Return the rotation with these fields, as read from JSON."""
+    """Create a `Rotation` from a dictionary of its fields that was read from JSON."""
     unknown = sorted(values.keys() - {field.name for field in fields(Rotation)})
     if unknown:
-        raise ConfigError(f"rope has no field {', '.join(map(str, unknown))}.")
+        known = ", ".join(field.name for field in fields(Rotation))
+        raise ConfigError(f"rope has unknown fields: {', '.join(map(str, unknown))}. Valid fields: {known}.")
     return Rotation(**values)
 
 
 def stem_stride(units: tuple[int, ...] | None) -> int:
-    """Return the number of pixels per cell of a stem's feature map: 4, doubled by each stage after the first.
+    """Return the stride of a ResNet stem in pixels: 4, doubled by each stage after the first, or 1 without a stem.
+
+    Args:
+        units: The number of units in each stage of the stem, or None if there is no stem.
 
     >>> stem_stride((3, 4, 9))
     16
@@ -233,7 +237,7 @@ def _check_values(c: ViTConfig) -> None:
 
 
 def _check_numbers(c: ViTConfig) -> None:
-    """Check the values of all other fields."""
+    """Check the values of image_size, stem, rope and all fields that are floating-point numbers."""
     sides = c.image_size if isinstance(c.image_size, tuple) else (c.image_size, c.image_size)
     if len(sides) != 2 or any(type(side) is not int or not 1 <= side <= LARGEST for side in sides):
         raise ConfigError(f"image_size must be a positive integer or (height, width), got {c.image_size!r}.")
@@ -248,7 +252,7 @@ def _check_numbers(c: ViTConfig) -> None:
         if type(value) not in (int, float) or not 0 <= value < 1:
             raise ConfigError(f"{name} must be at least 0 and below 1, got {value!r}.")
     if type(c.norm_eps) is not float or not 0 < c.norm_eps < 1:
-        raise ConfigError(f"norm_eps must be a small positive float such as 1e-6, got {c.norm_eps!r}.")
+        raise ConfigError(f"norm_eps must be a float between 0 and 1, such as 1e-6, got {c.norm_eps!r}.")
     scale = 0 if c.layer_scale is None else c.layer_scale
     if type(scale) not in (int, float) or not abs(scale) <= LARGEST:
         raise ConfigError(f"layer_scale must be None or a number such as 1e-5, got {c.layer_scale!r}.")
@@ -260,23 +264,26 @@ def _check_shape(c: ViTConfig) -> None:
     """Check that the patch size divides the image size and the number of heads divides the width."""
     if min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
         raise ConfigError(
-            f"image_size {c.image_size} does not divide into patches of {c.patch_size}. {fitting(c.size, c.patch_size)}"
+            f"image_size {c.image_size} is not a multiple of patch_size {c.patch_size}. {fitting(c.size, c.patch_size)}"
         )
     if c.stem is not None and c.patch_size % stem_stride(c.stem):
         raise ConfigError(
-            f"patch_size must be a multiple of {stem_stride(c.stem)}, the stride of a stem of {len(c.stem)} stages, "
-            f"got {c.patch_size}."
+            f"patch_size must be a multiple of {stem_stride(c.stem)}, which is the stride of stem={c.stem}, got "
+            f"{c.patch_size}."
         )
     if c.stem is not None and c.input_norm == "patches":
         raise ConfigError(
-            "input_norm='patches' cannot be combined with a stem, because it normalises pixels. Set input_norm='none'."
+            f"input_norm='patches' normalises pixels and cannot be combined with stem={c.stem}. Set input_norm='none' "
+            "or stem=None."
         )
     if c.head_dim is None and c.dim % c.heads:
-        raise ConfigError(f"dim {c.dim} is not divisible by heads {c.heads}. Change heads, or set head_dim.")
+        raise ConfigError(f"dim={c.dim} is not divisible by heads={c.heads}. Change heads, or set head_dim.")
     if c.positions == "sincos2d" and c.dim % 4:
-        raise ConfigError(f"positions='sincos2d' needs a dim that is a multiple of 4, got {c.dim}.")
+        raise ConfigError(f"With positions='sincos2d', dim must be a multiple of 4, got {c.dim}.")
     if c.rope is not None and c.head_width % 4:
-        raise ConfigError(f"rope needs heads whose width is a multiple of 4, got {c.head_width}.")
+        raise ConfigError(
+            f"With rope, the width of a head must be a multiple of 4, got {c.head_width}. Change heads or head_dim."
+        )
 
 
 def _check_pooling(c: ViTConfig) -> None:
@@ -284,18 +291,30 @@ def _check_pooling(c: ViTConfig) -> None:
     if c.pool not in ("mean", "map", "map_all") and not c.class_token:
         raise ConfigError(f"pool={c.pool!r} reads the class token, but class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:
-        raise ConfigError("pool='cls_and_distillation' reads the distillation token from a register. Set registers=1.")
+        raise ConfigError(
+            "pool='cls_and_distillation' needs exactly one register, which is the distillation token, got "
+            f"registers={c.registers}. Set registers=1."
+        )
     if c.pool == "mean_with_cls" and c.registers:
-        raise ConfigError("pool='mean_with_cls' does not support registers. Use pool='mean' or set registers=0.")
+        raise ConfigError(
+            f"pool='mean_with_cls' does not support registers, got registers={c.registers}. Use pool='mean', or set "
+            "registers=0."
+        )
     if c.pool in ("map", "map_all") and c.dim % (c.pool_heads or c.heads):
         heads = c.pool_heads or c.heads
-        raise ConfigError(f"pool={c.pool!r} needs a dim that is divisible by heads, got dim {c.dim}, heads {heads}.")
+        raise ConfigError(
+            f"With pool={c.pool!r}, dim must be divisible by the number of pooling heads, got dim={c.dim} and {heads} "
+            "heads. Change pool_heads."
+        )
     if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
-        raise ConfigError("In a model with registers, only the patches have positions. Set cls_position=False.")
+        raise ConfigError(
+            f"cls_position=True cannot be combined with registers={c.registers}, because only the patches of a model "
+            "with registers have positions. Set cls_position=False."
+        )
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:
-    """Return a sentence with the nearest sizes that are multiples of the patch size."""
+    """Return a sentence with the nearest image sizes that are multiples of the patch size."""
     options = []
     for side, axis in zip(size, ("height", "width"), strict=True):
         below = max(side // patch, 1) * patch

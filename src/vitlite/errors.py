@@ -16,7 +16,7 @@ E = TypeVar("E", bound="VitliteError")
 
 
 class VitliteError(Exception):
-    r"""Base class of vitlite's errors.
+    r"""Base class of all exceptions that vitlite raises.
 
     Args:
         text: The message. Unprintable characters are escaped, and a long message is shortened.
@@ -33,7 +33,7 @@ class VitliteError(Exception):
         return self.text
 
     def within(self: E, context: str) -> E:
-        """Return the same error with context before the message, such as the name of a file.
+        """Return a copy of the error whose message starts with a context, such as the name of a file.
 
         >>> str(CheckpointError("The header is damaged.").within("mine.safetensors"))
         'mine.safetensors: The header is damaged.'
@@ -53,7 +53,7 @@ def _rebuild(kind: type[E], state: dict[str, Any]) -> E:
 
 
 def printable(text: str) -> str:
-    r"""Return the text with unprintable characters escaped, shortened if it is very long.
+    r"""Escape the unprintable characters of a text, and shorten the text if it is very long.
 
     >>> print(printable("There is no file \x1b[31mred:\n- blocks.0"))
     There is no file \x1b[31mred:
@@ -66,43 +66,43 @@ def printable(text: str) -> str:
 
 
 class ConfigError(VitliteError, ValueError):
-    """An invalid `ViTConfig`, or an invalid option of `create` or `load`."""
+    """Raised for an invalid configuration or option, for example of `create` or `load`."""
 
 
 class InputError(VitliteError, ValueError):
-    """An argument or a tensor that a model or function cannot accept."""
+    """Raised for an argument that a model or function does not accept, such as a tensor of the wrong shape."""
 
 
 class ImageError(VitliteError, ValueError):
-    """An image that cannot be read or preprocessed."""
+    """Raised for an image that cannot be read or preprocessed."""
 
 
 class UnknownNameError(VitliteError, ValueError):
-    """A model, layer or option name that does not exist."""
+    """Raised for a name that does not exist, for example of a model or a layer."""
 
 
 class CheckpointError(VitliteError, RuntimeError):
-    """A weights file that is damaged, does not fit the model, or is not supported."""
+    """Raised if weights cannot be loaded, converted or saved, for example because a file is damaged."""
 
 
 class DownloadError(VitliteError, OSError):
-    """Weights that could not be downloaded or verified."""
+    """Raised if a file cannot be downloaded or uploaded, or has the wrong hash."""
 
 
 class OptimizedError(VitliteError, RuntimeError):
-    """An operation that an optimized model does not support."""
+    """Raised if a model cannot be optimized, or if an optimized model does not support an operation."""
 
 
 class ExportError(VitliteError, RuntimeError):
-    """A model that cannot be exported, or an exported file that gives different results."""
+    """Raised if a model cannot be exported, or if the exported file gives different results."""
 
 
 class TrainError(VitliteError, RuntimeError):
-    """A training run that cannot start or continue."""
+    """Raised if a training run cannot start or continue."""
 
 
 class MissingExtraError(VitliteError, ImportError):
-    """An optional package that is needed but not installed."""
+    """Raised if an optional package is needed but not installed."""
 
 
 def missing_extra(task: str, extra: str) -> MissingExtraError:
@@ -126,7 +126,7 @@ def not_finite(dtype: object) -> InputError:
 
 
 def counted(endings: Counter[str]) -> str:
-    """Return the number of files for each extension as text, most frequent first.
+    """Return the number of files for each extension as text, starting with the most frequent extension.
 
     >>> counted(Counter({".heic": 12, "": 1}))
     '12 .heic, 1 without an extension'

@@ -36,7 +36,7 @@ Place = str | PathLike[str]
 
 
 class LoadOptions(NamedTuple):
-    """The options that `create` and `load` share: changes to the config of the checkpoint, the device and the dtype."""
+    """The options that `create` and `load` share: changes to the config of a checkpoint, the device and the dtype."""
 
     num_classes: int | None
     image_size: ImageSize | None
@@ -49,7 +49,7 @@ class LoadOptions(NamedTuple):
     dtype: torch.dtype
 
     def apply(self, config: ViTConfig) -> ViTConfig:
-        """Return the config with the changes applied."""
+        """Return a copy of the config with these changes. Options that are None change nothing."""
         changes = {name: value for name, value in self._asdict().items() if value is not None}
         del changes["device"], changes["dtype"]
         return replace(config, **changes)
@@ -69,21 +69,22 @@ def create(
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ViT:
-    """Create a named model with trained weights in eval mode, or with random weights in train mode.
+    """Create a named model, either with trained weights in eval mode or with random weights in train mode.
 
     Args:
         name: A checkpoint from `list_models()`, a preset, or timm's full name. A preset selects its default checkpoint.
             If `weights` is a path, a preset determines only the shape of the network.
-        weights: "default" downloads and verifies the weights of the checkpoint, once. None initialises random weights.
-            A path or a repository ("owner/name") is the same as `load(weights, like=name)`.
+        weights: By default, the weights of the checkpoint, which are downloaded and verified on first use. With None,
+            the weights are random. A path or a repository ("owner/name") is the same as `load(weights, like=name)`.
         num_classes: The number of classes. If the weights have a different number, the new head is initialised to zero
             and the model has no labels. 0 removes the head.
         image_size: The image size. If the weights have a different size, the position table is resized.
         patch_size: The patch size. If the weights have a different size, the patch kernel and the position table are
             resized. FlexiViT was trained for this; other weights become less accurate.
-        pool: The pooling. If the weights have a different pooling, `num_classes` is required.
-        channels: The number of image channels. For 1 channel, the channels of the patch kernel are summed. For other
-            numbers, the channels are repeated in turn and multiplied by old / new number of channels.
+        pool: How the tokens are pooled, such as "cls" or "mean". If the weights were trained with a different pooling,
+            `num_classes` is required, because their head cannot be used.
+        channels: The number of image channels. If the weights have a different number, the patch kernel is adapted. For
+            1 channel, its channels are summed. Otherwise, they are repeated in turn and rescaled.
         drop_path: The stochastic depth rate of the last block, rising linearly from 0 in the first block. It affects
             only training.
         checkpointing: If True, recompute blocks in the backward pass. Training is then slower but takes less memory.
@@ -93,7 +94,7 @@ def create(
     Raises:
         UnknownNameError: The name does not exist, or is a preset without a default checkpoint.
         DownloadError: The weights cannot be downloaded, or have the wrong hash.
-        CheckpointError: The file is damaged, or contains a different model.
+        CheckpointError: The weights file is damaged, or contains a different model.
         ConfigError: An option is invalid or does not fit the weights.
 
     >>> create("vit_nano_4", weights=None, num_classes=3).config.num_classes
@@ -132,7 +133,7 @@ def load(
     device: torch.device | str | int | None = None,
     dtype: torch.dtype | None = None,
 ) -> ViT:
-    """Load the weights of a plain ViT from a file, a folder or the Hub, in eval mode.
+    """Load a plain ViT from a file, a folder or the Hugging Face Hub. The model is in eval mode.
 
     A config.json beside the weights takes priority over `like`, which supplies missing fields. The config.json of a
     fine-tuned model may differ from `like` in pooling, epsilon and GELU, and may have its own labels and preprocessing.
@@ -142,13 +143,14 @@ def load(
     Args:
         source: A repository of the Hub ("owner/name" or "owner/name@revision"), a folder, a .safetensors or .npz file,
             or the index.json of shards. A config.json in the folder, or beside a model.safetensors, is read.
-        like: The checkpoint of the zoo that the weights are or were made from. A preset determines only the shape.
+        like: The name of the checkpoint in the zoo that `source` contains or was fine-tuned from. A preset determines
+            only the shape of the network.
         config: The complete config of the weights, instead of `like`.
         num_classes: The number of classes. All other options are described in `create`.
 
     Raises:
         DownloadError: The weights cannot be downloaded.
-        CheckpointError: The file is damaged, or is not a plain ViT with this config.
+        CheckpointError: The weights file is damaged, or is not a plain ViT with this config.
         ConfigError: An option is invalid or does not fit the weights, or the config is incomplete.
     """
     options = LoadOptions(
@@ -168,7 +170,7 @@ def load(
 
 
 def metadata_like(like: str, num_classes: int | None) -> tuple[Metadata, str | None]:
-    """Return the metadata of the preset or checkpoint `like`, and the name of the checkpoint.
+    """Return the metadata of the preset or checkpoint `like`, and the name of the checkpoint or None for a preset.
 
     If the caller passes `num_classes`, the labels of the checkpoint are left out, because a fine-tuned model may have
     other classes.
@@ -189,9 +191,9 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
 
     Args:
         location: The location of the weights.
-        given: The metadata from the caller. Metadata beside the weights takes priority.
-        options: The options from the caller.
-        name: The name of the checkpoint in the zoo, if the caller passed one.
+        given: The metadata from `like` or `config`. Metadata beside the weights takes priority.
+        options: The options of `create` or `load`.
+        name: The name of the checkpoint in the zoo, or None if the caller passed none.
     """
     with open_weights(location.path) as file:
         if len(file.files) == 1:
@@ -234,7 +236,7 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
     """Check that the trained weights can be adapted to the changed config.
 
     Raises:
-        ConfigError: The weights do not allow a change.
+        ConfigError: A change would need weights that were not trained.
     """
     if target.pool != config.pool and config.num_classes and options.num_classes is None:
         raise ConfigError(
@@ -246,7 +248,10 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
             f"pool={target.pool!r} needs a trained pooling layer, which these weights do not have. Leave out pool=."
         )
     if target.pooled_dim != config.pooled_dim and (config.final_norm == "pooled" or config.pre_logits):
-        raise ConfigError(f"pool={target.pool!r} would change the width of a trained layer. Leave out pool=.")
+        raise ConfigError(
+            f"The weights were trained with pool={config.pool!r}, and pool={target.pool!r} would change the width of a "
+            "trained layer. Leave out pool=."
+        )
     normed = config.input_norm == "patches"
     if target.patch_size != config.patch_size and (normed or config.stem is not None):
         layer = "a norm of the pixels of each patch" if normed else "a stem"
@@ -259,7 +264,7 @@ def _check_changes(config: ViTConfig, target: ViTConfig, options: LoadOptions) -
 
 
 def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels and "", or None and the reason why there are none.
+    """Return the labels and "", or None and the reason why there are no labels.
 
     Labels in `own`, the metadata beside the weights, take priority over labels in `given`.
     """
@@ -277,7 +282,7 @@ def _labels(own: Metadata, given: Metadata, location: Location, num_classes: int
 
 
 def as_device(device: torch.device | str | int | None) -> torch.device:
-    """Return a device, or torch's default device for None.
+    """Return a device that torch can use. None means torch's default device.
 
     Raises:
         ConfigError: torch cannot use the device on this machine.
@@ -296,7 +301,7 @@ def as_device(device: torch.device | str | int | None) -> torch.device:
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """Return a dtype, or torch's default dtype for None.
+    """Return a dtype that weights can have. None means torch's default dtype.
 
     Raises:
         ConfigError: The dtype is not a supported floating-point type.

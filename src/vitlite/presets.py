@@ -1,4 +1,4 @@
-"""Named presets: the sizes of the Vision Transformers in the papers. This module does not import torch."""
+"""Presets: named configurations of Vision Transformers from papers and from timm. This module does not import torch."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""Write files atomically, read JSON files, and manage locks, cache folders and verified hashes.
+"""Write files atomically, read JSON files, and manage locks, cache folders and the hashes of files.
 
-The verified-file cache contains one small JSON file for each hashed file. A cached hash is valid until the size, the
-modification time or the inode of the file changes. If the cache is damaged or not writable, files are hashed again.
-VITLITE_VERIFY=always ignores the cache.
+The verified-file cache stores the sha256 of each weights file in a small JSON file. A cached hash is valid until the
+size, the modification time or the inode of the weights file changes. If the cache is damaged or not writable, files are
+hashed again. With VITLITE_VERIFY=always, cached hashes are ignored.
 """
 
 import glob
@@ -27,10 +27,10 @@ Verified = Literal["record", "hub", "first use"]
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`, and move the file from there to `path` at the end.
+    """Yield a temporary path beside `path`, and rename the temporary file to `path` at the end of the `with` block.
 
-    If writing fails or the process is killed, the old file is kept. The new file has the default permissions of the
-    user, unlike files that mkstemp or safetensors create.
+    If writing fails or the process is killed, an existing file is kept. The new file has the user's default
+    permissions, unlike a file that mkstemp or safetensors creates.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     temporary.touch()
@@ -71,11 +71,12 @@ def read_json(path: Path) -> dict[str, Any]:
         if len(content) > MAX_JSON:
             raise OSError(f"it is larger than {MAX_JSON} bytes")
     except OSError as error:
-        raise CheckpointError(f"Cannot read {path}: {error.strerror or error}.") from None
+        reason = error.strerror or error
+        raise CheckpointError(f"Cannot read {path}: {reason}. Check that it is a readable JSON file.") from None
     try:
         value = json.loads(content)
         if not isinstance(value, dict):
-            raise ValueError("it is not an object")
+            raise ValueError("the top level is not an object")
         level: list[Any] = [value]
         for _ in range(MAX_DEPTH):
             level = [
@@ -88,12 +89,12 @@ def read_json(path: Path) -> dict[str, Any]:
             raise RecursionError
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, or a very long number
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise CheckpointError(f"{path} is not valid JSON: {reason}.") from None
+        raise CheckpointError(f"{path} is not a valid JSON file: {reason}. Correct it or download it again.") from None
     return value
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files of `path` from killed processes. The caller must hold the lock for `path`."""
+    """Remove the temporary files that killed processes left beside `path`. The caller must hold the lock for `path`."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}{PARTIAL}"):
         leftover.unlink(missing_ok=True)
 
@@ -115,14 +116,15 @@ def folder_obstacle(folder: Path) -> str:
 
 @contextmanager
 def lock(path: Path, *, timeout: float | None = None) -> Iterator[None]:
-    """Hold a lock. The lock file is removed at the end, unless other processes may be waiting for it.
+    """Hold a file lock during a `with` block.
 
     Args:
-        path: The lock file. The folder must exist.
-        timeout: The maximum number of seconds to wait for the lock. None waits without a limit and keeps the file.
+        path: The lock file. Its folder must exist.
+        timeout: The maximum number of seconds to wait for the lock. None means no limit. With a timeout, the lock file
+            is removed at the end. Otherwise, it is kept, because other processes may be waiting for it.
 
     Raises:
-        TimeoutError: Another process held the lock during this time.
+        TimeoutError: Another process still held the lock after `timeout` seconds.
         OSError: The lock file cannot be created.
     """
     from huggingface_hub.utils import WeakFileLock
@@ -150,7 +152,9 @@ def cache_folder() -> Path:
         folder = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     path = os.path.expanduser(os.path.expandvars(folder))
     if path.startswith("~"):
-        raise DownloadError(f"There is no home folder for {folder}. Set VITLITE_CACHE to a writable folder.")
+        raise DownloadError(
+            f"Cannot expand the cache folder {folder}: there is no home folder. Set VITLITE_CACHE to a writable folder."
+        )
     return Path(path).absolute()
 
 
@@ -158,17 +162,17 @@ def cache_folder() -> Path:
 
 
 class WrongBytesError(DownloadError):
-    """A file whose hash is not the expected one."""
+    """Raised if the hash of a file differs from the expected hash."""
 
     def __init__(self, path: Path, expected: str, got: str) -> None:
         super().__init__(
-            f"Wrong bytes in {path}: expected hash {expected}, got {got}. Download the file again. If the new copy is "
-            "wrong as well, try another network or another HF_ENDPOINT."
+            f"Wrong hash of {path}: expected {expected}, got {got}. Download the file again. If the new copy is wrong "
+            "as well, try another network or another HF_ENDPOINT."
         )
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file. An unchanged file is hashed only once.
+    """Return the sha256 of a file. The hash is cached until the file changes.
 
     Raises:
         DownloadError: The file cannot be read.
@@ -182,7 +186,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sha256(path: Path, expected: str | None) -> str:
-    """Return the sha256 of a file, and compare it with `expected` unless this is None.
+    """Return the sha256 of a file after comparing it with `expected`. If `expected` is None, accept any hash.
 
     Raises:
         WrongBytesError: The hash is not the expected one.
@@ -195,10 +199,14 @@ def check_sha256(path: Path, expected: str | None) -> str:
 
 
 def hash_again(path: Path, expected: str | None = None) -> str:
-    """Return the sha256 of a file without using a cached hash.
+    """Hash a file even if its hash is cached, and return the sha256.
+
+    Args:
+        path: The file.
+        expected: The expected hash; None means the cached hash, if there is one.
 
     Raises:
-        WrongBytesError: The hash is not the expected one, or differs from the cached hash of an unchanged file.
+        WrongBytesError: The hash is not the expected one.
         DownloadError: The file cannot be read.
     """
     known = _remembered(path, ignore_setting=True)
@@ -212,12 +220,15 @@ def hash_again(path: Path, expected: str | None = None) -> str:
 
 
 def was_scanned(path: Path) -> bool:
-    """Return whether the cache records that all tensors of a file are finite."""
+    """Return whether the verified-file cache records that all tensors of a weights file are finite."""
     return bool(_remembered(path).get("finite"))
 
 
 def mark_scanned(path: Path) -> None:
-    """Record that all tensors of a file are finite. The hash of the file must already be in the cache."""
+    """Record in the verified-file cache that all tensors of a weights file are finite.
+
+    Nothing is recorded if the hash of the file is not in the cache.
+    """
     known = _remembered(path, ignore_setting=True)
     if known:
         with suppress(OSError):
@@ -225,7 +236,7 @@ def mark_scanned(path: Path) -> None:
 
 
 def hash_of(path: Path, digest: Any) -> str:
-    """Return the hex digest of a file's content."""
+    """Return the hash of a file in hexadecimal. `digest` is a new hash object, such as `hashlib.sha256()`."""
     with open(path, "rb", buffering=0) as file:
         while block := file.read(1 << 20):
             digest.update(block)
@@ -241,7 +252,10 @@ def _hash_file(path: Path) -> tuple[os.stat_result, str]:
 
 
 def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
-    """Return the cache entry of a file, or {} if the entry is missing, outdated or ignored (VITLITE_VERIFY)."""
+    """Return the entry of a file in the verified-file cache, or {} if it is missing or outdated.
+
+    With VITLITE_VERIFY=always, return {} unless `ignore_setting` is True.
+    """
     setting = os.environ.get("VITLITE_VERIFY") or ""
     if setting not in ("", "always"):
         raise DownloadError(f"VITLITE_VERIFY must be 'always' or unset, got {setting!r}.")
@@ -257,7 +271,7 @@ def _remembered(path: Path, *, ignore_setting: bool = False) -> dict[str, Any]:
 
 
 def remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool = False) -> None:
-    """Write the cache entry of a file. The caller must read `stat` before it hashes the file."""
+    """Store the sha256 of a file in the verified-file cache. `stat` must be the file's status before it was hashed."""
     with suppress(OSError):
         entry = entry_of(path)
         entry.parent.mkdir(parents=True, exist_ok=True)

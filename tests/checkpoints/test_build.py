@@ -72,14 +72,16 @@ def test_difference_uses_the_names_of_the_file(tmp_path: Path) -> None:
 def test_values_that_are_not_finite(value: float, tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", lambda state: state["blocks.1.mlp.fc2.bias"].view(-1)[3].fill_(value))
     for _ in range(2):  # the second time the file is known
-        with pytest.raises(CheckpointError, match=r"vit.safetensors: blocks.1.mlp.fc2.bias has values .* not finite"):
+        with pytest.raises(
+            CheckpointError, match=r"vit.safetensors: blocks.1.mlp.fc2.bias contains NaN or infinity in"
+        ):
             load(path, config=TINY)
 
 
 def test_large_values_are_finite_unless_the_dtype_cannot_hold_them(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", lambda state: state["head.bias"].fill_(3e38))
     assert load(path, config=TINY).head.bias.isfinite().all()
-    with pytest.raises(CheckpointError, match="too large for this type"):
+    with pytest.raises(CheckpointError, match="too large for this dtype"):
         load(path, config=TINY, dtype=torch.float16)
 
 
@@ -93,15 +95,15 @@ def test_a_scanned_file_is_scanned_again_for_a_narrower_type(name: str, tmp_path
     for _ in range(2):
         assert load(path, config=TINY, dtype=torch.float64).state_dict()[name].max() == 1e300
     for dtype in (torch.float32, torch.bfloat16):
-        with pytest.raises(CheckpointError, match=f"{name} has values that are not finite in {dtype}"):
+        with pytest.raises(CheckpointError, match=f"{name} contains NaN or infinity in {dtype}"):
             load(path, config=TINY, dtype=dtype)
     if name == "pos_embed":  # stretched in float32
-        with pytest.raises(CheckpointError, match="pos_embed has values that are not finite"):
+        with pytest.raises(CheckpointError, match="pos_embed contains NaN or infinity"):
             load(path, config=TINY, dtype=torch.float64, image_size=32)
     largest = torch.finfo(torch.float32).max
     path = written(tmp_path / "full.safetensors", lambda state: state["pos_embed"].fill_(largest))
     load(path, config=TINY)
-    with pytest.raises(CheckpointError, match=r"not finite in torch\.bfloat16"):
+    with pytest.raises(CheckpointError, match=r"infinity in torch\.bfloat16"):
         load(path, config=TINY, dtype=torch.bfloat16)
 
 

@@ -242,7 +242,7 @@ def test_what_the_target_s_code_decides_must_be_known(tmp_path: Path) -> None:
     convert(tmp_path / "vit.safetensors", tmp_path / "folder", "vitlite", config=said)
     assert torch.equal(load(tmp_path / "folder")(IMAGES), tiny_model()(IMAGES))
     with pytest.raises(
-        ConfigError, match=r"Cannot convert to 'jax'. Supported: timm, transformers, torchvision, vitlite"
+        ConfigError, match=r"Cannot convert to 'jax'. Pass one of timm, transformers, torchvision, vitlite"
     ):
         convert(tmp_path / "vit.safetensors", tmp_path / "out", "jax")  # type: ignore[arg-type]
 

@@ -138,7 +138,7 @@ def test_periods_are_compared_whatever_torch_s_default_type_is(tmp_path: Path) -
 def test_other_periods_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", with_periods(torch.tensor([1.0, 100.0])), DINOV3)
     with pytest.raises(
-        CheckpointError, match=r"rope.periods are not those of DINOv3: expected \[1.0, 10.0\], ..., got \[1.0, 100.0\]"
+        CheckpointError, match=r"rope.periods must be those of DINOv3, \[1.0, 10.0\], ..., got \[1.0, 100.0\]"
     ):
         load(path, config=DINOV3)
 
@@ -310,7 +310,7 @@ def test_patches_and_channels_and_the_size_of_images_change_together(tmp_path: P
     [
         ({"stem": ()}, 4, r"in a model with a stem\. Leave out patch_size="),
         ({"input_norm": "patches"}, 4, "in a model with a norm of the pixels of each patch"),
-        ({}, 5, r"image_size 16 does not divide into patches of 5\..*height 15 or 20"),
+        ({}, 5, r"image_size 16 is not a multiple of patch_size 5\..*height 15 or 20"),
     ],
 )
 def test_patches_that_cannot_change(changes: dict[str, Any], patch_size: int, text: str, tmp_path: Path) -> None:

@@ -206,8 +206,8 @@ def test_config_json_does_not_describe_a_file_with_a_name_of_its_own(tmp_path: P
 def test_broken_and_foreign_configs(tmp_path: Path) -> None:
     written(tmp_path / "model.safetensors")
     for text, said in (
-        ("{", "is not valid JSON: Expecting property name"),
-        ("[]", "is not valid JSON: it is not an object"),
+        ("{", "is not a valid JSON file: Expecting property name"),
+        ("[]", "is not a valid JSON file: the top level is not an object"),
         ('{"vitlite": {"config": [1]}}', "vitlite.config must be a JSON object, got [1]."),
         ('{"vitlite": {"config": {}, "preprocess": "none"}}', "vitlite.preprocess must be a JSON object"),
         ('{"vitlite": {}}', "vitlite has no config."),

@@ -156,7 +156,7 @@ def test_advice_for_each_batch() -> None:
         ("--batch 1,0", 2, "argument --batch: must be a positive integer, got '0'"),
         ("--rounds 0", 2, "argument --rounds: must be a positive integer, got '0'"),
         ("--models vit_tiny_16,vit_tinny_16", 1, "There is no preset 'vit_tinny_16'. Did you mean vit_tiny_16"),
-        ("--models vit_tiny_16 --sizes 224,225", 1, "image_size 225 does not divide into patches of 16"),
+        ("--models vit_tiny_16 --sizes 224,225", 1, "image_size 225 is not a multiple of patch_size 16"),
         ("--device cuda:99", 1, "Cannot use the device 'cuda:99'"),
         ("--peers timm", 2, "unrecognized arguments: --peers timm"),
         (

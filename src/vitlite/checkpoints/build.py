@@ -1,6 +1,6 @@
-"""Build a model and load the weights from an open file, strictly, with a report on every tensor.
+"""Build a model from the tensors of an open weights file, and report how each tensor was used.
 
-The model is built on the meta device and assigned the tensors from the file, so that memory is allocated only once.
+The model is built on the meta device, and the tensors from the file are assigned to it. Memory is thus allocated once.
 """
 
 from collections.abc import Mapping
@@ -26,17 +26,18 @@ SMALL = 10_000  # elements; `sample_of` returns smaller weights, such as biases 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """A report on every tensor of a loaded model, as `model.source.report`.
+    """A report on how each tensor was loaded, available as `model.source.report`.
 
     Attributes:
         format: The checkpoint format of the file, such as "timm".
-        loaded: The tensors of the model that were loaded unchanged, and their shapes.
-        resampled: The tensors of the model that were resized, and their shapes before and after.
-        reinitialised: The tensors of the model that were set to zero, because the caller asked for a new head.
-        dropped: The tensors of the file that are not used.
-        supplied: The tensors of the model that are not in the file, because the format implies the values.
-        provenance: The source of each field of the config, and the assumptions about the network.
-        unlabelled: The reason why existing labels were not used, or "".
+        loaded: The names and shapes of the model's tensors that were loaded unchanged.
+        resampled: The names of the model's tensors that were resized, with the shapes before and after.
+        reinitialised: The names and shapes of the model's tensors that were set to zero for a new head.
+        dropped: The names and shapes of the tensors in the file that the model does not use.
+        supplied: The names and shapes of the model's tensors that are not in the file because the format implies their
+            values, such as zero biases.
+        provenance: The source of each config field, such as "config.json", and assumptions about the network.
+        unlabelled: The reason why the labels of the checkpoint were not used, or "" if there is none.
     """
 
     format: str
@@ -51,16 +52,17 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of a model's weights, as `model.source`.
+    """The origin of a model's weights, available as `model.source`.
 
     Attributes:
         path: The weights file, or the index of the shards.
         sha256: The hash of the file. For shards, the hash of the concatenated hashes of all shards.
-        verified: The source of the expected hash, or None for a local file.
-        report: The report on every tensor.
-        name: The checkpoint of the zoo that was loaded or passed as `like`, or None.
-        repo: The repository on the Hub, or None.
-        commit: The commit of the repository, or None.
+        verified: What the hash was compared with: "record" (the hash in vitlite's registry), "hub" (the hash that the
+            Hub reported) or "first use" (no other hash was known). None for a local file.
+        report: The report on how each tensor was loaded.
+        name: The name of the zoo checkpoint that was loaded or passed as `like`, or None.
+        repo: The repository on the Hub, or None for a local file.
+        commit: The commit of the repository, or None for a local file.
     """
 
     path: Path
@@ -73,7 +75,7 @@ class Source:
 
 
 class BuildOptions(NamedTuple):
-    """The model to build."""
+    """Options of `build`: the config of the new model, its head, its device and its dtype."""
 
     target: ViTConfig  # the config of the weights with the changes that the caller asked for
     new_head: bool  # True: a head of zeros instead of the trained head
@@ -95,10 +97,11 @@ def build(
     Args:
         file: The open file.
         mapping: The mapping from the tensors of the model to the tensors of the file.
-        config: The config of the weights, which must need exactly the tensors of the file.
-        options: The model to build.
-        provenance: The source of each field of the config, for the report.
-        scan: If True, check that all values are finite.
+        config: The config of the weights. It must fit the tensors of the file exactly.
+        options: The config, head, device and dtype of the new model.
+        provenance: The source of each config field, for the report.
+        scan: If True, check that all values are finite. Otherwise, check only tensors that are resized or whose values
+            may be too large for the dtype.
 
     Raises:
         CheckpointError: The tensors do not fit the config, or the file is damaged.
@@ -140,7 +143,7 @@ def build(
 
 
 def parameter_shapes(model: ViT) -> dict[str, Shape]:
-    """Return the shape of each parameter of a model by name. There are no buffers."""
+    """Return the shapes of a model's parameters by name. A `ViT` has no buffers."""
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
@@ -182,13 +185,13 @@ def _check_periods(file: WeightsFile, name: str) -> None:
     expected = 100 ** (torch.arange(len(periods), dtype=torch.float32) / len(periods))
     if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
         raise CheckpointError(
-            f"{file.path}: the rotation periods {name} are not those of DINOv3: expected {expected.tolist()[:4]}, ..., "
-            f"got {periods.tolist()[:4]}, ... vitlite does not support these weights."
+            f"{file.path} has rotary positions that vitlite does not support: the periods {name} must be those of "
+            f"DINOv3, {expected.tolist()[:4]}, ..., got {periods.tolist()[:4]}, ..."
         )
 
 
 def _combine(tensor: MappedTensor, parts: dict[str, Tensor], patch_size: int | None) -> Tensor:
-    """Return a tensor of the model, made from tensors of the file."""
+    """Compute a tensor of the model from tensors of the file."""
     if tensor.op == "identity":
         return torch.eye(tensor.shape[0])
     if not parts:
@@ -211,9 +214,9 @@ def _adapt(name: str, value: Tensor, config: ViTConfig, target: ViTConfig) -> Te
 
 
 def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
-    """Adapt a kernel to another number of channels. The computation is the same as in timm.
+    """Adapt a patch kernel to another number of image channels. The computation is the same as in timm.
 
-    For one channel, the kernel is summed over all channels. Otherwise, the channels are repeated and rescaled.
+    For one channel, the channels of the kernel are summed. Otherwise, they are repeated and rescaled.
     """
     old = kernel.shape[1]
     if channels == 1:
@@ -223,10 +226,11 @@ def adapt_channels(kernel: Tensor, channels: int) -> Tensor:
 
 
 def resample_kernel(kernel: Tensor, patch_size: int, method: Resample = "timm") -> Tensor:
-    """Resize a patch kernel so that a resized patch gives the same token as the original patch: (d, c, p, p).
+    """Resize a patch kernel of shape (d, c, p, p) so that a resized patch gives the same token as the original patch.
 
     The kernel is multiplied by the pseudo-inverse of the matrix that resizes a patch (Beyer et al. 2023, section 3.4).
-    Patches are resized bilinearly if the position table is resized bilinearly (FlexiViT), otherwise bicubically (timm).
+    Patches are resized bilinearly if `method` resizes position tables bilinearly (FlexiViT), otherwise bicubically
+    (timm).
     """
     old = kernel.shape[-1]
     pixels = torch.eye(old * old, dtype=torch.float64).view(-1, 1, old, old)  # one patch for each pixel
@@ -240,8 +244,9 @@ def resample_kernel(kernel: Tensor, patch_size: int, method: Resample = "timm") 
 def _check_finite(file: WeightsFile, tensor: MappedTensor, value: Tensor) -> None:
     if not is_finite(value):
         raise CheckpointError(
-            f"{file.path}: {', '.join(tensor.parts)} has values that are not finite in {value.dtype}. The file is "
-            "damaged, or its values are too large for this type. Download it again, or pass dtype=torch.float32."
+            f"{file.path}: {', '.join(tensor.parts)} contains NaN or infinity in {value.dtype}. The file is damaged, "
+            "or its values are too large for this dtype. Pass dtype=torch.float32 (--dtype float32), or download the "
+            "file again."
         )
 
 
@@ -253,9 +258,9 @@ def is_finite(values: Tensor) -> bool:
 
 
 def sample_of(model: ViT) -> Tensor:
-    """Return some elements of each weight outside the head, to detect later changes of the weights.
+    """Return some elements of each weight outside the head, from which later changes of the weights can be detected.
 
-    Hashing all weights of a ViT-B would add a third of a second to every load.
+    Hashing all weights of a ViT-B instead would add a third of a second to every load.
     """
     parts = []
     for name, weight in model.named_parameters():

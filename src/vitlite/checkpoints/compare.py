@@ -13,9 +13,9 @@ def check_unmodified(model: ViT, task: str, error: type[VitliteError] = Checkpoi
     values are not compared.
 
     Args:
-        model: The model.
-        task: The verb for the error message, such as "save".
-        error: The type of the error.
+        model: The model to check.
+        task: A verb such as "save", for the error message "Cannot save a modified model".
+        error: The type of the error to raise.
 
     Raises:
         VitliteError: The model differs from its config.
@@ -23,8 +23,8 @@ def check_unmodified(model: ViT, task: str, error: type[VitliteError] = Checkpoi
     difference = find_difference(model)
     if difference:
         raise error(
-            f"Cannot {task} a modified model: {difference}. To change the head, call "
-            "model.reset_head(num_classes). Merge adapters such as LoRA first."
+            f"Cannot {task} a modified model: {difference}. Merge adapters such as LoRA first. To change the head, "
+            "call model.reset_head(num_classes) instead of replacing modules."
         )
 
 

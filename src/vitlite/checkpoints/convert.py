@@ -1,6 +1,7 @@
-"""Convert weights to the format of another library: either only the tensors or a folder that the library can load.
+"""Convert weights to the format of another library.
 
-This is the only part of vitlite that accepts pickles (.pth, .bin).
+The result is a file that contains only the tensors, or a folder that the library can load. This module is the only part
+of vitlite that accepts pickles (.pth, .bin).
 """
 
 from collections.abc import Mapping
@@ -88,35 +89,38 @@ def convert(
         target: A .safetensors file, which will contain only tensors, or a folder for a complete model.
         to: The library to convert to. For "vitlite", the tensors have timm's names.
         config: The complete config of the weights, instead of `like`.
-        like: The checkpoint of the zoo that the weights are or were made from. In a folder, the preprocessing of this
-            checkpoint is written, and the labels unless `num_classes` is passed.
+        like: The name of the checkpoint in the zoo that `source` contains or was fine-tuned from. If the target is a
+            folder, it gets the preprocessing of this checkpoint, and the labels unless `num_classes` is passed.
         num_classes: The number of classes of a model that was fine-tuned from `like`.
-        margin: How `to` rounds half of an odd margin: "down" for transformers, "nearest" for timm. Needed if the source
-            rounds differently. Some crops then move by one pixel.
-        key: The network to take from a pickle that contains several networks, such as "teacher".
+        margin: How the target rounds half of an odd crop margin: "down" (transformers) or "nearest" (timm). Required if
+            the source rounds differently; some crops then move by one pixel.
+        key: The key of the network in a pickle that contains several networks, such as "teacher".
 
     Raises:
-        CheckpointError: `source` is not a plain ViT, `target` would overwrite other files, or the library has no model
-            that computes the same results.
-        ConfigError: The target is a folder, but the config of `source` is unknown.
-        UnknownNameError: There is no checkpoint named `like`.
+        CheckpointError: `source` is not a plain ViT, other files would be overwritten, or the library has no model that
+            computes the same results.
+        ConfigError: An option is invalid, or the target is a folder but the config of `source` is unknown.
+        UnknownNameError: There is no checkpoint with the name `like`.
     """
     if to not in get_args(Target):
-        raise ConfigError(f"Cannot convert to {to!r}. Supported: {', '.join(get_args(Target))}.")
+        raise ConfigError(f"Cannot convert to {to!r}. Pass one of {', '.join(get_args(Target))} as to= (--to).")
     if config is not None and like is not None:
         raise ConfigError("config= and like= cannot be combined, because each is a complete config. Pass only one.")
     source, target = path_of(source, "source"), path_of(target, "target")
     only_tensors = target.suffix == ".safetensors"
     check_target(source, target)
     if only_tensors and margin is not None:
-        raise ConfigError("margin= (--margin) is only for folders, because a .safetensors file has no preprocessing.")
+        raise ConfigError(
+            "margin= (--margin) changes the preprocessing, which a .safetensors file does not contain. Leave out "
+            "margin=, or pass a folder as the target."
+        )
     with without_pickle(source, key) as path, open_weights(path) as file:
         head = map_keys(file.shapes).tensors.get("head.weight")
         own_classes = head.shape[0] if head else 0
         if num_classes not in (None, own_classes):
             raise CheckpointError(
-                f"{source} has {own_classes} classes, got num_classes={num_classes}. Conversion cannot change the "
-                f"head; pass num_classes={own_classes} (--num-classes)."
+                f"num_classes= (--num-classes) must be the number of classes in {source}, which is {own_classes}, got "
+                f"{num_classes}. A conversion cannot change the number of classes."
             )
         if only_tensors:
             model = _load_for_tensors(file, path, to, _given(config, like, num_classes))
@@ -146,7 +150,7 @@ def check_target(source: Path, target: Path) -> None:
             f"Cannot write {target}: vitlite does not write pickles. Pass a folder or a .safetensors file."
         )
     if not source.exists():
-        raise CheckpointError(f"There is no file or folder {source}.")
+        raise CheckpointError(f"There is no file or folder {source}. Check the path.")
     is_file = target.suffix == ".safetensors"
     path = weights_in(source) if source.is_dir() else source
     read = [path] if path.suffix in PICKLES else [path, *files_of(path)[1]]
@@ -156,10 +160,10 @@ def check_target(source: Path, target: Path) -> None:
     written = [target] if is_file else [target / name for name in (WEIGHTS, CONFIG, PREPROCESSOR)]
     for file in written:
         if any(file.exists() and other.exists() and file.samefile(other) for other in read):
-            raise CheckpointError(f"The conversion would overwrite its input {file}. Pass another target.")
+            raise CheckpointError(f"The conversion would overwrite its input {file}. Pass a target in another folder.")
     if is_file and target.name == WEIGHTS and (target.parent / CONFIG).exists():
         raise CheckpointError(
-            f"Cannot write {target}: the {CONFIG} beside it describes other weights. Pass another target."
+            f"Cannot write {target}: the {CONFIG} in this folder describes other weights. Pass another target."
         )
     problem = obstacle(target) if is_file else folder_obstacle(target)
     if problem:
@@ -169,7 +173,7 @@ def check_target(source: Path, target: Path) -> None:
 
 
 def _common_dtype(file: WeightsFile) -> torch.dtype | None:
-    """Return the smallest dtype that holds all values of a file exactly, or None without floating-point tensors."""
+    """Return the smallest dtype that holds all floating-point values of a file exactly, or None if there are none."""
     common: torch.dtype | None = None
     for entry in file.entries.values():
         if entry.dtype in FLOATS:
@@ -179,7 +183,7 @@ def _common_dtype(file: WeightsFile) -> torch.dtype | None:
 
 
 def _given(config: ViTConfig | None, like: str | None, num_classes: int | None) -> Metadata:
-    """Return the metadata of the checkpoint `like` or of `config`."""
+    """Return the metadata of the checkpoint `like` or of `config`, or empty metadata if both are None."""
     if like is not None:
         return metadata_like(like, num_classes)[0]
     if config is None:
@@ -193,7 +197,7 @@ def _load_for_tensors(
     to: Target,
     given: Metadata,
 ) -> ViT:
-    """Load a model for its tensors only. Unknown fields that do not affect shapes get arbitrary values."""
+    """Load a model of which only the tensors are used. Unknown fields that affect no shape get arbitrary values."""
     mapping = map_keys(file.shapes)
     fixed = FORMATS[to].fixed if to in FORMATS else {}
     made_up: dict[str, Any] = {name: value for name, value in WITHOUT_SHAPE.items() if name not in fixed}
@@ -209,7 +213,7 @@ def _load_for_tensors(
 
 
 def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
-    """Return an image size that fits the position table: one row of patches."""
+    """Return an image size (height, width) that fits the position table. The image has a single row of patches."""
     patch: int = patch_geometry(mapping.tensors)["patch_size"]
     rows = mapping.tensors["pos_embed"].shape[1] if "pos_embed" in mapping.tensors else 1
     has_row = "cls_token" in mapping.tensors and "reg_token" not in mapping.tensors and mapping.format.cls_rows[0]
@@ -217,10 +221,10 @@ def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:
 
 
 def _check_labels(model: ViT) -> None:
-    """Check that no class names beside the source were unusable.
+    """Check that the class names of the source can be used, if there are any.
 
     Raises:
-        CheckpointError: The converted model would have no class names, although the source has some.
+        CheckpointError: The source has class names that cannot be used.
     """
     unlabelled = model.source.report.unlabelled if model.source else ""
     if unlabelled:
@@ -233,7 +237,9 @@ def _check_labels(model: ViT) -> None:
 def _set_margin(model: ViT, margin: Margin) -> None:
     transform = getattr(model.preprocess, "transform", None)
     if transform is None:
-        raise ConfigError("The source has no preprocessing, so margin does not apply. Leave out margin= (--margin).")
+        raise ConfigError(
+            "margin= (--margin) cannot be used, because the source has no preprocessing. Leave out margin=."
+        )
     model.preprocess = Preprocess(replace(transform, margin=margin), model)
 
 

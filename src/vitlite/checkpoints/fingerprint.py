@@ -1,4 +1,4 @@
-"""Identify weights by the hash of the weights file or, after a modification, by the hash of the tensors in memory."""
+"""Identify weights by the hash of the weights file or, if they were modified, by the hash of the tensors in memory."""
 
 import ctypes
 import json
@@ -40,7 +40,7 @@ def hash_of_weights(model: ViT) -> str:
 
 
 def hash_of_file(model: ViT) -> str | None:
-    """Return the sha256 of the file that the weights came from, or None without a file or after a modification."""
+    """Return the sha256 of the file that the weights came from, or None if there is none or the weights changed."""
     if model.source is None or model.loaded_sample is None or find_difference(model):
         return None
     now = sample_of(model)
@@ -48,7 +48,7 @@ def hash_of_file(model: ViT) -> str | None:
 
 
 def hash_of_answers(model: ViT) -> str:
-    """Return a hash of the head, the labels and the kind of scores, which turn embeddings into named classes."""
+    """Return a hash of all that turns embeddings into predictions: the head, the labels and the kind of scores."""
     return _hash_of(model.head.named_parameters(), json.dumps([model.labels, model.scores]))
 
 

@@ -1,4 +1,4 @@
-"""Download weights and their config files from the Hub into its cache."""
+"""Download weights and their config files from the Hugging Face Hub into the Hub's cache."""
 
 import re
 from functools import partial
@@ -13,10 +13,10 @@ REPOSITORY = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(.+))?")
 
 
 def fetch_record(record: registry.Record) -> Location:
-    """Return the weights of a checkpoint of the zoo. They come from the package, from the cache or from the Hub.
+    """Return the location of a zoo checkpoint on the local disk, after downloading it if needed.
 
     Raises:
-        DownloadError: The weights cannot be downloaded, or have a different hash than in the record.
+        DownloadError: The weights cannot be downloaded, or their hash differs from the hash in the record.
     """
     if record.file:
         return Location(registry.embedded(record.file), sha256=record.sha256, verified="record")
@@ -26,7 +26,9 @@ def fetch_record(record: registry.Record) -> Location:
 
 
 def fetch_repository(source: str) -> Location | None:
-    """Return the weights of a repository "owner/name" or "owner/name@revision". For any other `source`, return None.
+    """Download the weights of a repository of the Hub and return their location on the local disk.
+
+    Return None if `source` is neither of the form "owner/name" nor "owner/name@revision".
 
     Raises:
         DownloadError: The repository has no weights that vitlite can read, or cannot be reached.
@@ -39,8 +41,8 @@ def fetch_repository(source: str) -> Location | None:
     weights = fetch_first(WEIGHTS) or fetch_first(INDEX)
     if weights is None:
         raise DownloadError(
-            f"{repo} has no {WEIGHTS} and no {INDEX}. If there is a pickle (.bin, .pth), download and convert it: "
-            "vitlite convert FILE OUT.safetensors --to timm"
+            f"The repository {repo} has no {WEIGHTS} and no {INDEX}. If it contains a pickle (.bin, .pth), download "
+            "the pickle and convert it: vitlite convert FILE OUT.safetensors --to timm"
         )
     commit = weights.commit or revision  # all files of one commit
     for name in BESIDE_WEIGHTS:
@@ -55,7 +57,7 @@ def fetch_repository(source: str) -> Location | None:
 
 
 def _fetch_shards(repo: str, commit: str | None, index: download.Downloaded) -> Verified:
-    """Download the shards that an index lists. Return the weakest verification of all files."""
+    """Download the shards that an index lists. Return "hub" if the Hub gave a hash for every file, else "first use"."""
     _, shards = files_of(index.path)
     fetched = [index]
     for shard in shards:
