@@ -17,7 +17,7 @@ from torch import nn
 from vitlite import load
 from vitlite.checkpoints.convert import convert
 from vitlite.checkpoints.formats.timm import transform_from_timm
-from vitlite.checkpoints.reader import metadata_of
+from vitlite.checkpoints.reader import checked_metadata
 from vitlite.checkpoints.save import _warn_once, card, push_to_hub, write_tensors
 from vitlite.errors import CheckpointError, DownloadError
 from vitlite.images import Preprocess
@@ -168,7 +168,7 @@ def test_weights_and_config_json_carry_the_same_id(tmp_path: Path) -> None:
         model.labels = None
         model.save(tmp_path / name)
         config = json.loads((tmp_path / name / "config.json").read_text())
-        assert metadata_of(tmp_path / name / "model.safetensors")["vitlite_id"] == config["vitlite_id"]
+        assert checked_metadata(tmp_path / name / "model.safetensors")["vitlite_id"] == config["vitlite_id"]
     (tmp_path / "two" / "config.json").replace(tmp_path / "one" / "config.json")
     with pytest.raises(CheckpointError, match=r"config\.json: .* written for other weights\. Save the model again"):
         load(tmp_path / "one")
