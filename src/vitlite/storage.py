@@ -71,8 +71,9 @@ def read_json(path: Path) -> dict[str, Any]:
         if len(content) > MAX_JSON:
             raise OSError(f"it is larger than {MAX_JSON} bytes")
     except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"Cannot read {path}: {reason}. Check that it is a readable JSON file.") from None
+        raise CheckpointError(
+            f"Cannot read {path}: {error.strerror or error}. Check that it is a readable JSON file."
+        ) from None
     try:
         value = json.loads(content)
         if not isinstance(value, dict):
