@@ -1,8 +1,9 @@
-"""Compute in a process with several threads, then in forked processes: `python tests/forked.py process|loader COUNT`.
+"""Compute in a process with several threads, then in forked processes: `python tests/forked.py COUNT`.
 
 It is also the application of `gunicorn --preload forked:app`.
 """
 
+import logging
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterable
@@ -49,11 +50,8 @@ def app(environ: dict[str, object], start_response: Callable[..., object]) -> It
     return [f"{compute(MODEL)} {torch.get_num_threads()}".encode()]
 
 
-def run(kind: str) -> None:
+def run_process() -> None:
     """Fork once, and compute in the forked process."""
-    if kind == "loader":
-        assert next(iter(DataLoader(Labels(), num_workers=1, multiprocessing_context="fork"))) == ["cat"]
-        return
     process = multiprocessing.get_context("fork").Process(target=compute, args=(MODEL,))
     process.start()
     process.join(60)
@@ -62,8 +60,15 @@ def run(kind: str) -> None:
         sys.exit(f"the exit code of the forked process is {process.exitcode}")
 
 
+def run_loader() -> None:
+    """Fork once, and compute in the worker of a DataLoader."""
+    assert next(iter(DataLoader(Labels(), num_workers=1, multiprocessing_context="fork"))) == ["cat"]
+
+
 if __name__ == "__main__":
-    for _ in range(int(sys.argv[2])):
-        run(sys.argv[1])
+    logging.basicConfig(level=logging.INFO)
+    for _ in range(int(sys.argv[1])):
+        run_process()
+        run_loader()
     compute(MODEL)  # the threads of this process are as before
     print("done", torch.get_num_threads())
