@@ -88,7 +88,7 @@ def test_a_model_in_training_mode_is_drawn_in_eval_mode(tmp_path: Path) -> None:
 
 
 def test_a_rollout_takes_no_layer(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"A rollout uses all blocks and heads, got layer 1 and head None\. Leave"):
+    with pytest.raises(InputError, match=r"A rollout combines all blocks and heads, .* Got layer=1 and head=None\."):
         plots.draw_attention(build(), photo(tmp_path / "a.png"), layer=1, rolled_out=True)
 
 
@@ -443,7 +443,7 @@ def test_one_head_without_labels(tmp_path: Path) -> None:
     with Image.open(tmp_path / "drawn.png") as written:
         assert written.info["dpi"] == pytest.approx((2 * plots.DPI,) * 2, abs=0.1)
     for head in (-1, 4):
-        with pytest.raises(InputError, match=rf"head \(--head\) must be from 0 to 3, got {head}"):
+        with pytest.raises(InputError, match=rf"head= \(--head\) must be an integer from 0 to 3, got {head}"):
             plots.draw_attention(model, path, head=head)
 
 

@@ -70,7 +70,7 @@ def export(model: ViT, path: str | PathLike[str], *, to: Format, fixed_size: boo
     True
     """
     if to not in SUFFIX:
-        raise ExportError(f"Cannot export to {to!r}. Supported: {', '.join(SUFFIX)}.")
+        raise ExportError(f"Cannot export to {to!r}: to= (--to) must be {' or '.join(SUFFIX)}.")
     path = check_target(path)
     if model.source is not None and path.exists() and path.samefile(model.source.path):
         raise ExportError(f"The export would overwrite {path}, from which the model was loaded. Pass another path.")
@@ -105,7 +105,7 @@ def _check_model(model: ViT, path: Path) -> None:
     """
     if isinstance(model, OptimizedViT):
         raise OptimizedError(
-            "An optimized model cannot be exported. Create the model again, and export it before vitlite.optimize."
+            "An optimized model cannot be exported. Create the model again, and export it without optimizing it."
         )
     if model.training:
         raise ExportError("The model is in training mode, so dropout would be exported. Call model.eval() first.")
@@ -193,7 +193,7 @@ def _write_onnx(model: ViT, file: Path, fixed_size: bool) -> None:
 
 
 def check_onnx_installed() -> None:
-    """Check that the packages of the extra `onnx` are installed.
+    """Check that the packages that are needed for ONNX files are installed.
 
     Raises:
         MissingExtraError: A package is not installed.
@@ -201,12 +201,12 @@ def check_onnx_installed() -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise missing_extra("Export to ONNX", "onnx") from error
+        raise missing_extra("Exporting a model to ONNX", "onnx") from error
 
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Hide the exporter's warnings about torch's own code and about a missing torchvision."""
+    """Return a context manager that hides the exporter's warnings about torch's own code and a missing torchvision."""
     log = logging.getLogger("torch.onnx._internal.exporter._registration")
     before, log.disabled = log.disabled, True
     try:
@@ -243,7 +243,7 @@ def _dynamic_shapes(model: ViT, fixed_size: bool) -> dict[int, Any]:
 
 
 class Batch(NamedTuple):
-    """The number of images in a batch, and the height and width relative to the image size of the model."""
+    """The number of images in a test batch, and their height and width relative to the image size of the model."""
 
     number: int
     height: float
@@ -266,7 +266,7 @@ def _images(model: ViT, batch: Batch) -> Tensor:
 
 
 def _description(model: ViT) -> str:
-    """Return the config, the labels, the kind of scores and the preprocessing as JSON."""
+    """Return a JSON string with the config, the labels, the kind of scores and the preprocessing of a model."""
     transform = transform_to_save(model)
     preprocess = transform.to_dict() if transform else None
     description: dict[str, Any] = {"config": model.config.to_dict(), "labels": model.labels, "scores": model.scores}

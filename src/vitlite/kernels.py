@@ -76,14 +76,14 @@ class KernelChoice(NamedTuple):
 
 @cache
 def kernel_choice() -> KernelChoice:
-    """Return the kernels to use on this CPU. To correct the choice for a CPU, change this function.
+    """Return the kernels to use on this CPU, according to a fixed rule.
 
     Raises:
         ConfigError: VITLITE_KERNELS has an unknown value.
     """
     setting = os.environ.get("VITLITE_KERNELS", "")
     if setting not in ("", "torch"):
-        raise ConfigError(f"VITLITE_KERNELS is {setting!r}. Set VITLITE_KERNELS to 'torch', or unset it.")
+        raise ConfigError(f"The environment variable VITLITE_KERNELS must be 'torch' or unset, got {setting!r}.")
     capability = torch.backends.cpu.get_cpu_capability()
     if setting == "torch" or capability not in ("AVX2", "AVX512"):  # not measured on ARM and old CPUs
         return KernelChoice()

@@ -177,7 +177,7 @@ def patch_filters(model: "ViT", count: int = 28) -> Filters:
 def principal_components(vectors: Tensor, count: int = 3) -> Tensor:
     """Return the vectors in the coordinates of their principal components: (n, d) -> (n, count) in float64.
 
-    The sign of a component is arbitrary. Here its largest weight is positive.
+    The sign of a component is arbitrary, so it is chosen such that the largest weight of the component is positive.
 
     >>> principal_components(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), count=1)
     tensor([[-2.5000],
@@ -217,7 +217,7 @@ def _patch_at(place: tuple[float, float], grid: Sequence[int]) -> tuple[int, int
     """
     x, y = place
     if not (0 <= x <= 1 and 0 <= y <= 1):
-        raise InputError(f"The point of a patch (--patch) must be two fractions from 0 to 1, got {x},{y}.")
+        raise InputError(f"The point of the patch, place= (--patch), must be two fractions from 0 to 1, got {x},{y}.")
     return min(int(y * grid[0]), grid[0] - 1), min(int(x * grid[1]), grid[1] - 1)
 
 
@@ -263,15 +263,15 @@ def draw_attention(
     """
     if rolled_out and (layer, head) != (None, None):
         raise InputError(
-            f"A rollout uses all blocks and heads, got layer {layer} and head {head}. Leave out layer= (--layer) and "
-            "head= (--head), or rolled_out= (--rollout)."
+            "A rollout combines all blocks and heads, so layer= (--layer) and head= (--head) cannot be used with it. "
+            f"Leave them out, or leave out rolled_out= (--rollout). Got layer={layer} and head={head}."
         )
     check_count(dpi, "dpi (--dpi)")
     layer = -1 if layer is None else layer
     several = image_list(image)
     if several is not None:
         if len(several) != 1:
-            raise InputError(f"Attention is drawn for one image, got {len(several)} images. Pass a single image.")
+            raise InputError(f"Attention can only be drawn for one image, got {len(several)}. Pass a single image.")
         (image,) = several
     if hasattr(image, "read"):  # the file is read twice below
         image = image.read()
@@ -298,7 +298,7 @@ def _heads(model: "ViT", images: Tensor, layer: int, head: int | None) -> dict[s
     if head is None:
         return {f"{block}, all heads": heads.mean(0)} | {f"head {i}": each for i, each in enumerate(heads)}
     if head not in range(len(heads)):
-        raise InputError(f"head (--head) must be from 0 to {len(heads) - 1}, got {head}. Choose one of these.")
+        raise InputError(f"head= (--head) must be an integer from 0 to {len(heads) - 1}, got {head}.")
     return {f"{block}, head {head}": heads[head]}
 
 
@@ -437,7 +437,7 @@ def plot_few_shots(curves: Sequence[tuple[str, Mapping[int, Sequence[float]]]]) 
     if not counts:
         raise InputError(
             "There is no curve to draw, because a class has fewer images than the smallest number of shots. Pass "
-            "smaller numbers (--shots)."
+            "smaller numbers as shots= (--shots)."
         )
     figure = need_matplotlib()(figsize=PLOT, layout="constrained")
     axes = figure.subplots()
@@ -571,7 +571,7 @@ def _pillow() -> Pillow:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        raise missing_extra("Drawing", "images") from error
+        raise missing_extra("Drawing an image", "images") from error
     return Pillow(Image, ImageDraw, ImageFont.load_default)
 
 

@@ -98,7 +98,7 @@ def test_embed_resumes_only_with_the_same_inputs(
         monkeypatch.chdir(tmp_path / folder)
         code, _, err = run(*words)
         assert code == 1
-        assert "out.jsonl.partial belongs to a run with different inputs. Use the same model" in err
+        assert "out.jsonl.partial, because these settings have changed: inputs. Use the same model" in err
     assert re.search(r"4 \w+ are done", run(*interrupted)[2])
 
 
@@ -130,8 +130,8 @@ def test_embed_does_not_mix_two_models(run: Run, model: Path, images: Path, tmp_
         journal.add([ImageFile("a.png", 0, 0)], [torch.zeros(32)])
     code, _, err = run("embed", images, "--model", model, "--out", out)
     assert code == 1
-    assert re.search("belongs to a run with different config, .*preprocessing, .*weights", err)
-    assert "name ending in .safetensors" in run("embed", images, "--model", model, "--out", "x.csv")[2]
+    assert re.search("these settings have changed: config, .*preprocessing, .*weights", err)
+    assert "name that ends in .safetensors" in run("embed", images, "--model", model, "--out", "x.csv")[2]
 
 
 def test_embed_locks_its_output(run: Run, model: Path, images: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_vectors_of_patches(run: Run, model: Path, images: Path, tmp_path: Path,
             assert [*(array["paths"] if suffix == "npz" else array["path"])] == paths
             found = torch.from_numpy(array["vectors" if suffix == "npz" else "vector"])
         torch.testing.assert_close(found, expected)
-    assert "has vectors of patches" in run("search", tmp_path / "p.safetensors", images / "a.png")[2]
+    assert "has one vector per patch" in run("search", tmp_path / "p.safetensors", images / "a.png")[2]
     assert "--patches needs" in run("embed", images, "--model", model, "--patches", "--out", tmp_path / "p.jsonl")[2]
 
 

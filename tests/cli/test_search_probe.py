@@ -88,7 +88,7 @@ def test_search_does_not_compare_two_models(run: Run, vectors: Path, images: Pat
     assert (code, out) == (1, "")
     assert "this model differs in weights, config, preprocessing" in err
     assert "differs in" in run("search", vectors, images / "a.png", "--size", 32)[2]
-    assert "is not a file of vectors with a model" in run("search", _without_identity(vectors), images / "a.png")[2]
+    assert "is not a valid file of vectors" in run("search", _without_identity(vectors), images / "a.png")[2]
 
 
 def test_a_model_that_was_moved_needs_model(run: Run, model: Path, images: Path, tmp_path: Path) -> None:

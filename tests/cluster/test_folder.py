@@ -78,7 +78,9 @@ def test_a_folder_of_another_program_is_an_error(tmp_path: Path, name: str) -> N
     out.mkdir()
     (out / name).write_bytes(b"PAR1 of another program that is still writing")
     before = contents(out)
-    error = re.escape(f"{out} contains files that vitlite did not write, such as {name}. Choose a new folder (--out).")
+    error = re.escape(
+        f"The output folder {out} contains files that vitlite did not write, such as {name}. Choose a new"
+    )
     with pytest.raises(InputError, match=error), claim(out):
         pass
     assert contents(out) == before
@@ -99,10 +101,7 @@ def test_the_folder_of_another_job_is_an_error(tmp_path: Path) -> None:
     out = tmp_path / "out"
     whole(out)
     before = contents(out)
-    wrong = (
-        f"{out} was written with another model or other options. Use the same model and options, or choose another "
-        "--out."
-    )
+    wrong = f"{out}, because it was started with another model or other options. Use the same model and options"
     with pytest.raises(InputError, match=re.escape(wrong)), claim(out, {"weights": "other"}):
         pass
     assert contents(out) == before

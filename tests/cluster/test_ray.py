@@ -219,9 +219,7 @@ def test_a_killed_job_resumes(
     assert f"{COUNT} images, 0 of them new" in capsys.readouterr().out
     check(out, vectors, images)
     assert embed(model, images, out, "--dtype", "bfloat16") == 1
-    refusal = (
-        "was written with another model or other options. Use the same model and options, or choose another --out."
-    )
+    refusal = "was started with another model or other options. Use the same model and options, or choose another out="
     assert refusal in capsys.readouterr().err
     with pytest.raises(InputError, match=re.escape(refusal)):
         embed_images(
@@ -241,7 +239,7 @@ def test_files_of_other_programs_stay(
     (tmp_path / "begun.parquet").write_bytes((tmp_path / "numbers.parquet").read_bytes()[:-20])
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     assert embed(model, images, tmp_path) == 1
-    said = f"{tmp_path} contains files that vitlite did not write, such as begun.parquet. Choose a new folder (--out)."
+    said = f"{tmp_path} contains files that vitlite did not write, such as begun.parquet. Choose a new or empty folder"
     assert said in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -280,7 +278,7 @@ def test_images_in_parquet_are_classified(
     with torch.no_grad():
         trained.head.weight.neg_()
     for other in (renamed, trained):  # whose vectors are the same, and whose answers are not
-        with pytest.raises(InputError, match="was written with another model or other options"):
+        with pytest.raises(InputError, match="was started with another model or other options"):
             classify_images(
                 other,
                 find_source(str(source)),
@@ -340,7 +338,7 @@ def test_links_in_a_folder_are_followed_but_not_in_circles(tmp_path: Path) -> No
 
 def test_sources_without_images(tmp_path: Path) -> None:
     table = tmp_path / "a.parquet"
-    with pytest.raises(ImageError, match="There is no folder, list or Parquet file"):
+    with pytest.raises(ImageError, match="There is no file or folder"):
         find_source(str(tmp_path / "nowhere"))
     with pytest.raises(ImageError, match="No images found in"):
         find_source(str(tmp_path))

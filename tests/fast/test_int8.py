@@ -285,7 +285,7 @@ def test_torchs_own_kernels_have_no_int8(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_model_that_int8_does_not_serve_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "LARGEST_ERROR", 0.0)
-    with pytest.raises(OptimizedError, match="too coarse for every layer"):
+    with pytest.raises(OptimizedError, match="not accurate enough for any layer"):
         in_int8(ready())
 
 

@@ -392,7 +392,7 @@ def test_a_function_may_be_set_and_is_no_part_of_the_network(vit, tmp_path):
         vit.save(tmp_path / "model")
     assert not (tmp_path / "model").exists()
     vit.labels = ["a", "b", "c"]
-    with pytest.raises(ImageError, match=r"model.preprocess is a Doubled, but a vitlite.images.Preprocess is needed"):
+    with pytest.raises(ImageError, match=r"model.preprocess to be a vitlite.images.Preprocess, got Doubled"):
         classify(vit, [noise(40, 40)])
 
 

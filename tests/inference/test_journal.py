@@ -83,7 +83,7 @@ def test_names_that_are_not_unicode(tmp_path: Path, suffix: str) -> None:
 
 def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"Writing Parquet needs .* pip install 'vitlite\[parquet\]'"):
+    with pytest.raises(MissingExtraError, match=r"Writing a Parquet file needs .* pip install 'vitlite\[parquet\]'"):
         check_target(tmp_path / "out.parquet")
 
 
@@ -211,7 +211,7 @@ def test_failed_images_are_remembered(tmp_path: Path) -> None:
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     target = tmp_path / "out.npz"
     with open_journal(target, RUN, 3):
-        refused = pytest.raises(InputError, match=r"Another process is writing .*out\.npz\. Wait for it")
+        refused = pytest.raises(InputError, match=r"Another process is writing .*out\.npz\. Wait until it finishes")
         with refused, open_journal(target, RUN, 3):
             pass
         with open_journal(tmp_path / "other.npz", RUN, 3):
@@ -226,7 +226,10 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
     for name, reason in (
-        ("out.txt", r"unknown extension\. Choose a name ending in \.safetensors, \.npz, \.npy, \.jsonl, \.parquet"),
+        (
+            "out.txt",
+            r"extension is not supported\. Choose a name that ends in \.safetensors, \.npz, \.npy, \.jsonl, \.parquet",
+        ),
         ("none/out.npz", "there is no folder"),
         ("folder.npz", "it is "),
     ):
@@ -240,7 +243,7 @@ def test_a_journal_of_another_run_is_an_error(tmp_path: Path) -> None:
     with Journal(target, RUN, 3) as journal:
         add(journal, "c")
     with pytest.raises(
-        InputError, match=r"belongs to a run with different dtype\. Use the same model, options and inputs"
+        InputError, match=r"these settings have changed: dtype\. Use the same model, options and inputs"
     ):
         Journal(target, RUN | {"dtype": "bfloat16"}, 3)
     with Journal(target, RUN, 3) as journal:
@@ -256,7 +259,10 @@ def test_a_damaged_line_is_an_error(tmp_path: Path, line: str) -> None:
         add(journal, "c")
     with (journal.folder / "images.jsonl").open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(InputError, match=r"journal is damaged in .*images\.jsonl, line 3\. Delete .*out\.npz\.partial"):
+    with pytest.raises(
+        InputError,
+        match=r"journal of an earlier run is damaged in .*images\.jsonl, line 3\. Delete .*out\.npz\.partial",
+    ):
         Journal(tmp_path / "out.npz", RUN, 3)
 
 

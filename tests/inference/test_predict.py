@@ -365,7 +365,7 @@ def test_a_model_without_labels(vit, make):
 )
 def test_one_image_is_not_a_list(vit, image):
     for function in (classify, embed):
-        with pytest.raises(InputError, match=r"Expected a list or iterator of images, got one .* Pass \[image\]\."):
+        with pytest.raises(InputError, match=r"Expected a list or an iterator of images, got one .* Pass \[image\]\."):
             function(vit, image)
     assert len(list(classify(vit, [image]))) == 1
 
@@ -383,7 +383,7 @@ def test_vectors_of_images_in_batches_are_those_of_embed(vit):
     assert vit.vectors([]).shape == (0, 16)
     with pytest.raises(ImageError, match=r"Image 1: Cannot read no\.jpg as an image: no such file"):
         vit.vectors([PHOTOS / "chelsea.png", "no.jpg"])
-    with pytest.raises(InputError, match=r"Expected a list or iterator of images, got one dict\. Pass \[image\]"):
+    with pytest.raises(InputError, match=r"Expected a list or an iterator of images, got one dict\. Pass \[image\]"):
         vit.vectors({"path": "no.jpg"})
 
 

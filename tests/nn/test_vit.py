@@ -798,7 +798,7 @@ def test_layers_of_a_truncated_model() -> None:
 
 @pytest.mark.parametrize("config", [None, {}, {"dim": 64}, "vit_base_16", ViTConfig], ids=repr)
 def test_vit_takes_a_config(config: Any) -> None:
-    with pytest.raises(ConfigError, match=r"ViT needs a ViTConfig, got .*vitlite\.create"):
+    with pytest.raises(ConfigError, match=r"ViT expects a ViTConfig, got .*vitlite\.create"):
         ViT(config)
 
 

@@ -167,7 +167,7 @@ def test_vectors_and_labels_that_do_not_match() -> None:
         ((x, labels[:8], x, labels), r"got \(9, 12\) and \(8,\)"),
         ((x[:, :0], labels, x[:, :0], labels), r"Expected vectors of shape \(n, d\)"),
         ((x[labels < 2], labels[labels < 2], x, labels), r"classes without training vectors: \[2\]"),
-        ((x, labels * 0, x, labels * 0), "only one class"),
+        ((x, labels * 0, x, labels * 0), "have the same class"),
         ((x, labels, x[:, 1:], labels), "have width 12, but test vectors have width 11"),
         ((x / 0, labels, x, labels), "must be finite"),
         ((x, labels, x * 1j, labels), r"must be real, got torch\.complex64"),

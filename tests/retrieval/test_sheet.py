@@ -53,5 +53,5 @@ def test_a_sheet_that_is_too_large_is_an_error(asked: int, found: int, fits: boo
     if fits:
         check_size(asked, found)
         return
-    with pytest.raises(InputError, match=f"A contact sheet of {asked} images with {found} matches each is too large"):
+    with pytest.raises(InputError, match=f"A contact sheet with {asked} rows of {found + 1} images is too large"):
         check_size(asked, found)

@@ -1,1 +1,1 @@
-"""Embed and classify millions of images on a Ray cluster."""
+"""Ray jobs that compute vectors and labels of millions of images on a cluster."""

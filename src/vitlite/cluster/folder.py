@@ -64,7 +64,7 @@ def open_output(files: "FileSystem", folder: str, columns: "pa.Schema", identity
     try:
         files.create_dir(folder, recursive=True)
     except OSError as error:
-        raise InputError(f"Cannot create the folder {folder}: {error}. Choose another --out.") from error
+        raise InputError(f"Cannot create the folder {folder}: {error}. Choose another out= (--out).") from error
     with _locked(folder) if local else nullcontext():  # network storage has no locks
         prefix = _prefix(files, folder, identity)
         schema = columns.with_metadata({"vitlite": json.dumps(identity, sort_keys=True)})
@@ -78,14 +78,16 @@ def _locked(folder: str) -> Iterator[None]:
         with lock(Path(folder, LOCK), timeout=0):
             yield
     except TimeoutError as error:
-        raise InputError(f"Another process is writing {folder}. Wait for it, or choose another --out.") from error
+        raise InputError(
+            f"Another process is writing to {folder}. Wait until it finishes, or choose another out= (--out)."
+        ) from error
 
 
 def _names(files: "FileSystem", folder: str) -> list[str]:
     from pyarrow.fs import FileSelector, FileType
 
     if files.get_file_info(folder).type == FileType.File:
-        raise InputError(f"{folder} is a file. Choose another --out.")
+        raise InputError(f"The output folder {folder} is a file. Choose another out= (--out).")
     return sorted(info.base_name for info in files.get_file_info(FileSelector(folder, allow_not_found=True)))
 
 
@@ -98,7 +100,8 @@ def _is_marked(files: "FileSystem", folder: str) -> bool:
     names = [name for name in _names(files, folder) if name not in (LOCK, MARK_BEGUN)]
     if names and MARK not in names:
         raise InputError(
-            f"{folder} contains files that vitlite did not write, such as {names[0]}. Choose a new folder (--out)."
+            f"The output folder {folder} contains files that vitlite did not write, such as {names[0]}. Choose a new "
+            "or empty folder as out= (--out)."
         )
     return bool(names)
 
@@ -122,11 +125,11 @@ def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
         mark = json.loads(content)
         prefix, found = str(mark["prefix"]), mark["identity"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise InputError(f"{path} is damaged, so the job cannot be resumed. Choose another --out.") from error
+        raise InputError(f"Cannot resume the job, because {path} is damaged. Choose another out= (--out).") from error
     if found != identity:
         raise InputError(
-            f"{folder} was written with another model or other options. Use the same model and options, or choose "
-            "another --out."
+            f"Cannot resume the job in {folder}, because it was started with another model or other options. Use the "
+            "same model and options, or choose another out= (--out)."
         )
     return prefix
 
@@ -164,8 +167,8 @@ def _paths_in(files: "FileSystem", local: bool, path: str) -> "pa.ChunkedArray":
     except pa.ArrowInvalid as error:  # a Parquet file without the last bytes is not readable
         if not local:
             raise InputError(
-                f"{path} is incomplete, because a job is still writing it or was killed. Wait for that job, or delete "
-                "the file."
+                f"{path} is incomplete, because a job is still writing it or was killed. Wait until that job "
+                "finishes, or delete the file."
             ) from error
     files.delete_file(path)
     return pa.chunked_array([], pa.string())

@@ -156,8 +156,8 @@ def _work_through(
     if not isinstance(table, pa.Table) or "path" not in table.column_names:
         given = table.column_names if isinstance(table, pa.Table) else type(table).__name__
         raise InputError(
-            f"The actor needs Arrow tables with a column named path, got {given}. "
-            'Pass batch_format="pyarrow" to map_batches, and include_paths=True to read_binary_files if you use it.'
+            f"Embedder and Classifier expect Arrow tables with a column named path, got {given}. Pass "
+            'batch_format="pyarrow" to map_batches. If you call read_binary_files, also pass include_paths=True.'
         )
     paths = table["path"].to_pylist()
     results: list[T | None] = [None] * len(paths)

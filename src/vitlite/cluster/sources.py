@@ -52,7 +52,7 @@ def find_source(name: str) -> Source:
     files, place = locate(name)
     kind = files.get_file_info(place).type
     if kind == FileType.NotFound:
-        raise ImageError(f"There is no folder, list or Parquet file {name}. Check the path or URL.")
+        raise ImageError(f"There is no file or folder {name}. Check the path or URL.")
     is_folder = kind == FileType.Directory
     inside = _files_below(files, place) if is_folder else [place]
     images, skipped = by_ending(inside, SUFFIXES)
@@ -67,8 +67,8 @@ def find_source(name: str) -> Source:
         content = file.read()
     if b"\0" in content:
         raise ImageError(
-            f"{name} is not a list of images, because it contains binary data. "
-            "Pass a text file with one path per line, or a file with the extension of an image."
+            f"{name} is not a list of images, because it contains binary data. Pass a text file with one path per "
+            "line. If the file is an image or a Parquet file, add the extension to its name."
         )
     lines = io.StringIO(content.decode(errors="surrogateescape"), newline=None)
     paths = read_listing(lines)
@@ -79,8 +79,8 @@ def find_source(name: str) -> Source:
 
 def _no_images(name: str) -> ImageError:
     return ImageError(
-        f"No images found in {name}. Pass a folder of images ({' '.join(sorted(SUFFIXES))}), a list of paths, or "
-        "Parquet files."
+        f"No images found in {name}. Pass a folder of images ({' '.join(sorted(SUFFIXES))}), a text file with one path "
+        "per line, or Parquet files."
     )
 
 
@@ -99,8 +99,8 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
         columns = rows.schema.names
         if "path" not in columns:
             raise InputError(
-                f"{name} has the columns {columns}, but none named path. Name the column of paths path, and the column "
-                "of image files, if there is one, bytes."
+                f"{name} has the columns {', '.join(columns)}, but none named path. Give this name to the column with "
+                "the paths of the images. A column with the contents of the image files must be named bytes."
             )
         without_path = rows.count_rows(filter=dataset.field("path").is_null())
         if without_path:
@@ -114,7 +114,10 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
             return Source(name, None, Counter())
         paths = rows.to_table(columns=["path"])["path"].cast(pa.string()).to_pylist()
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InputError(f"Cannot read {name} as Parquet: {error}. Write the file again.") from error
+        raise InputError(
+            f"Cannot read {name} as Parquet: {error}. Check that it is a Parquet file that you may read, and create it "
+            "again if it is damaged."
+        ) from error
     return Source(name, _unique(paths), Counter())
 
 

@@ -1,1 +1,1 @@
-"""Optimize a model for inference."""
+"""Make models faster for inference, and measure their speed."""

@@ -47,7 +47,8 @@ def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization
     quantizations = [_quantize_block(block, of_block) for block, of_block in zip(_blocks(model), inputs, strict=True)]
     if not any(quantizations):
         raise OptimizedError(
-            "int8 is too coarse for every layer of this model. Use dtype=torch.bfloat16 (--dtype bfloat16) or float32."
+            "int8 is not accurate enough for any layer of this model. Use dtype=torch.bfloat16 (--dtype bfloat16) or "
+            "float32."
         )
     return quantizations
 
@@ -131,7 +132,7 @@ def _run(model: ViT, images: Iterable[Any]) -> None:
         if not vectors.isfinite().all():
             raise OptimizedError(
                 f"The output for one of the calibration images {count + 1} to {count + len(batch)} is not finite. "
-                "Find that image with model.embed, and remove it from calibrate= (--calibrate)."
+                "Call model.embed for each of these images to find it, and remove it from calibrate= (--calibrate)."
             )
         count += len(batch)
     if not count:

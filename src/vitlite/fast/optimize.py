@@ -49,12 +49,13 @@ _log = getLogger("vitlite")
 def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterable[Any] | None = None) -> ViT:
     """Make a model faster for inference, with the same methods and the same outputs.
 
-    The model is changed in place, and the weights are replaced by packed weights. Images and outputs keep the dtype of
+    The model is changed in place, and its weights are replaced by packed copies. Images and outputs keep the dtype of
     the model. Afterwards, the model cannot be trained, moved, copied, exported or saved, so optimize it last.
-    torch.compile does not compile an optimized model. Hooks are removed. Changing the old weights has no effect.
+    torch.compile does not compile an optimized model. Hooks are removed. Later changes to the original weights have no
+    effect.
 
     Args:
-        model: An eager `ViT`. Optimizing a model twice has no effect.
+        model: A `ViT` whose modules were not modified. A model that is already optimized is returned unchanged.
         dtype: The dtype of the computation, such as `torch.bfloat16`. Default: the dtype of the model. With
             `torch.int8`, which needs a CPU, linear layers use int8 where it is accurate enough, and bfloat16 or float32
             elsewhere.
@@ -62,10 +63,10 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
             the quantisation of each layer.
 
     Returns:
-        The same object.
+        The same model object, which is now optimized.
 
     Raises:
-        OptimizedError: The modules of the model were changed, `dtype` is not supported, or the model is already
+        OptimizedError: The modules of the model were modified, `dtype` is not supported, or the model is already
             optimized with other options.
 
     >>> import torch, vitlite
@@ -82,7 +83,9 @@ def optimize(model: ViT, *, dtype: torch.dtype | None = None, calibrate: Iterabl
             )
         return model
     if type(model) is not ViT:
-        raise OptimizedError(f"optimize needs a vitlite.ViT, such as vitlite.create(NAME), got {type(model).__name__}.")
+        raise OptimizedError(
+            f"optimize expects a vitlite.ViT, got {type(model).__name__}. Create one with vitlite.create(NAME)."
+        )
     check_unmodified(model, "optimize", OptimizedError)
     _check_parameters(model)
     _check_dtype(model, dtype)
@@ -104,13 +107,15 @@ def _check_parameters(model: ViT) -> None:
     for name, parameter in model.named_parameters():
         if type(parameter) is not nn.Parameter:
             raise OptimizedError(
-                f"{name} is a {type(parameter).__name__}, but optimize supports only plain parameters. For int8, pass "
-                "a float model with dtype=torch.int8 and calibrate=."
+                f"optimize supports only weights that are plain parameters, but {name} is a "
+                f"{type(parameter).__name__}. Pass a model that is not quantised or sharded. For int8, also pass "
+                "dtype=torch.int8 and calibrate=."
             )
     places = sorted({f"{parameter.dtype} on {parameter.device}" for parameter in model.parameters()})
     if model.device.type == "meta":
         raise OptimizedError(
-            "The weights are on the meta device and have no values. Create the model on another device, such as cpu."
+            "The weights are on the meta device, so they have no values. Create the model on another device, such as "
+            "cpu."
         )
     if len(places) > 1:
         raise OptimizedError(
@@ -192,8 +197,8 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
     inner = torch.bfloat16 if is_fast_in(torch.bfloat16) else torch.float32
     if not (kernel_choice().packed and int8_is_right(inner)):
         raise OptimizedError(
-            "int8 needs exact oneDNN products, which this CPU does not support or VITLITE_KERNELS=torch turns off. Use "
-            "dtype=torch.bfloat16 (--dtype bfloat16) or float32."
+            "int8 is not available, because oneDNN does not compute exact int8 products on this CPU, or because "
+            "VITLITE_KERNELS=torch disables oneDNN. Use dtype=torch.bfloat16 (--dtype bfloat16) or float32."
         )
     quantizations = calibrated(model, images)
     kernels = fastest_kernels(model.device, inner, model.config.tokens)
@@ -253,18 +258,18 @@ def _rebuild(model: ViT, plan: Plan) -> None:
     model.eval()
 
 
-def _error(action: str) -> OptimizedError:
+def _error(failure: str) -> OptimizedError:
     return OptimizedError(
-        f"An optimized model cannot {action}, because the weights are packed for this machine. Do this before calling "
-        "vitlite.optimize, or create the model again (without --fast)."
+        f"{failure}, because its weights are packed for this machine. Do this before calling vitlite.optimize, or "
+        "create a model that is not optimized (without --fast)."
     )
 
 
-def _unsupported(action: str) -> Callable[..., Any]:
-    """Return a method of `OptimizedViT` that raises an error: an optimized model cannot do this action."""
+def _unsupported(failure: str) -> Callable[..., Any]:
+    """Return a method of `OptimizedViT` that raises an error, because the model is optimized."""
 
     def method(self: "OptimizedViT", *args: Any, **kwargs: Any) -> NoReturn:
-        raise _error(action)
+        raise _error(failure)
 
     return method
 
@@ -386,10 +391,10 @@ class OptimizedViT(ViT):
             OptimizedError: The model is being traced or exported, or gradients are required.
         """
         if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
-            raise _error("be traced")
+            raise _error("An optimized model cannot be traced")
         if torch.compiler.is_compiling():
             if not torch.compiler.is_dynamo_compiling():
-                raise _error("be exported")
+                raise _error("An optimized model cannot be exported")
             return torch.compiler.disable(OptimizedViT._run_slices)(self, images, answer, batch_axis)  # type: ignore[no-untyped-call]
         if "torch._dynamo" in sys.modules:  # nothing is compiled before this is imported, which takes seconds
             return _uncompiled()(self, images, answer, batch_axis)
@@ -429,20 +434,20 @@ class OptimizedViT(ViT):
     def train(self, mode: bool = True) -> "OptimizedViT":
         """Raise an error if `mode` is True. Otherwise, do nothing: an optimized model is always in eval mode."""
         if mode:
-            raise _error("be trained")
+            raise _error("An optimized model cannot be trained")
         return super().train(False)
 
-    parameters = _unsupported("list its parameters")
-    named_parameters = _unsupported("list its parameters")
-    state_dict = _unsupported("return its weights")
-    load_state_dict = _unsupported("load other weights")
-    _load_from_state_dict = _unsupported("load other weights")  # as part of another module
-    reset_head = _unsupported("change its head")
-    save = _unsupported("be saved")
-    _apply = _unsupported("be moved or converted")
-    __deepcopy__ = _unsupported("be copied")
-    __reduce_ex__ = _unsupported("be copied or pickled")
-    __prepare_scriptable__ = _unsupported("be scripted")
+    parameters = _unsupported("An optimized model cannot list its parameters")
+    named_parameters = _unsupported("An optimized model cannot list its parameters")
+    state_dict = _unsupported("An optimized model cannot return its weights")
+    load_state_dict = _unsupported("An optimized model cannot load other weights")
+    _load_from_state_dict = _unsupported("An optimized model cannot load other weights")  # as part of another module
+    reset_head = _unsupported("An optimized model cannot change its head")
+    save = _unsupported("An optimized model cannot be saved")
+    _apply = _unsupported("An optimized model cannot be moved or converted")
+    __deepcopy__ = _unsupported("An optimized model cannot be copied")
+    __reduce_ex__ = _unsupported("An optimized model cannot be copied or pickled")
+    __prepare_scriptable__ = _unsupported("An optimized model cannot be scripted")
 
 
 @cache

@@ -176,7 +176,7 @@ def missing_image_error(path: str) -> ImageError:
 
 
 def to_tensor(image: "Image") -> Tensor:
-    """Convert a Pillow image in mode "RGB" or "L" to uint8 (c, h, w)."""
+    """Convert a Pillow image in mode "RGB" or "L" to a uint8 tensor (c, h, w)."""
     try:
         import numpy
     except ImportError as error:
@@ -217,7 +217,10 @@ def _convert(image: "Image", channels: int, background: str | None) -> "Image":
     from PIL import Image, ImageOps
 
     if channels not in (1, 3):
-        raise ImageError(f"Pillow cannot convert it to the model's {channels} channels. Pass an array or a tensor.")
+        raise ImageError(
+            f"files and Pillow images can only have 1 or 3 channels, but the model needs {channels}. Pass an array or "
+            "a tensor."
+        )
     mode = "RGB" if channels == 3 else "L"
     # Some versions of Pillow open 16-bit grey images in mode "I". exif_transpose drops the format, so check it first.
     in_32_bits = image.mode == "I" and image.format in ("PNG", "PPM")
@@ -232,7 +235,7 @@ def _convert(image: "Image", channels: int, background: str | None) -> "Image":
         image = Image.fromarray(levels.astype(numpy.uint8))
     elif image.mode in ("I", "F"):
         raise ImageError(
-            f"the range of the pixels is unknown in mode {image.mode!r}. Scale the pixels to 0..1 and pass an array."
+            f"the range of the pixel values is unknown in mode {image.mode!r}. Pass an array, scaled to 0..1."
         )
     elif background and image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))

@@ -71,7 +71,7 @@ class TransformConfig:
 
     @property
     def cropped(self) -> tuple[int, int]:
-        """The height and width of the crop."""
+        """The height and width of the crop, of which the model may use only the upper left part."""
         return self.cut or self.size
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class TransformConfig:
     def find_crop_pct(self) -> float | None:
         """Return the ratio of crop size to resized size, or None if no single ratio fits height and width.
 
-        The ratio is `crop_pct` if known, otherwise the number with the fewest digits that fits.
+        The ratio is `crop_pct` if it is known. Otherwise, it is the number with the fewest digits that fits.
         """
         if self.crop_pct:
             return self.crop_pct
@@ -164,9 +164,13 @@ def _check_sizes(transform: TransformConfig) -> None:
             )
     size, resize, cropped = sizes.values()
     if cropped[0] > resize[0] or cropped[1] > resize[1]:
-        raise ConfigError(f"TransformConfig: a crop of {cropped} does not fit in an image resized to {resize}.")
+        raise ConfigError(
+            f"TransformConfig: a crop of {cropped} does not fit in an image resized to {resize}. Choose a smaller crop."
+        )
     if size[0] > cropped[0] or size[1] > cropped[1]:
-        raise ConfigError(f"TransformConfig: a size of {size} does not fit in a crop of {cropped}.")
+        raise ConfigError(
+            f"TransformConfig: a size of {size} does not fit in a crop of {cropped}. Choose a smaller size."
+        )
 
 
 def _check_values(transform: TransformConfig) -> None:
@@ -268,7 +272,7 @@ class Preprocess:
         return self.replace(model=target).batch([self.pixels(image)])[0]
 
     def pixels(self, image: Any) -> Tensor:
-        """Decode, resize and crop one image. Return a uint8 tensor (c, h, w) on the CPU."""
+        """Decode, resize and crop one image, and return a uint8 tensor (c, h, w) on the CPU."""
         transform, (rows, columns) = self.transform, self.transform.resize
         at_least = (DRAFT * rows, DRAFT * columns) if self.quick_decode else None
         image = decode(image, self.model.config.channels, at_least, transform.background)
@@ -365,8 +369,8 @@ def preprocess_of(model: Any) -> Preprocess:
         raise preprocess.error()
     if not isinstance(preprocess, Preprocess):
         raise ImageError(
-            f"model.preprocess is a {type(preprocess).__name__}, but a vitlite.images.Preprocess is needed. "
-            "Write a subclass of Preprocess, or call model(model.preprocess(images))."
+            f"Expected model.preprocess to be a vitlite.images.Preprocess, got {type(preprocess).__name__}. Set it "
+            "to a subclass of Preprocess, or call model(model.preprocess(images)) instead."
         )
     return preprocess
 

@@ -1,1 +1,1 @@
-"""Run models over images, and write vectors to files."""
+"""Run models over images to predict labels and to compute vectors, and write vectors to files."""

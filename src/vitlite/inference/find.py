@@ -40,7 +40,9 @@ def find_images(
             found.append(source)
     found = list(dict.fromkeys(found))
     if not found:
-        raise ImageError("The list of images is empty. Pass one file name per line.")
+        raise ImageError(
+            "The list of images is empty. Pass at least one file or folder, or a list with one file name per line."
+        )
     if not any(map(os.path.exists, found)):
         from vitlite.images.decode import missing_image_error  # imports torch, which `--help` does not need
 
@@ -48,7 +50,7 @@ def find_images(
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise missing_extra("Opening images", "images") from error
+        raise missing_extra("Opening image files", "images") from error
     if skipped:
         on_skip(skipped)
     return found

@@ -113,15 +113,17 @@ class Journal:
                 record = {"images": dict.fromkeys(images), "failed": set(record["failed"])}
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             place = f"{self.folder / IMAGES}, line {number}"
-            raise InputError(f"The journal is damaged in {place}. Delete {self.folder} to start over.") from error
+            raise InputError(
+                f"The journal of an earlier run is damaged in {place}. Delete the folder {self.folder} to start over."
+            ) from error
         return record
 
     def _check_identity(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         changed = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
         if changed:
             raise InputError(
-                f"{self.folder} belongs to a run with different {', '.join(changed)}. Use the same model, options and "
-                "inputs to continue that run, or delete the folder to start over."
+                f"Cannot resume the run in {self.folder}, because these settings have changed: {', '.join(changed)}. "
+                "Use the same model, options and inputs to resume it, or delete the folder to start over."
             )
 
     def _note(self, images: Iterable[ImageFile], failed: Iterable[str]) -> None:
@@ -238,10 +240,12 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
             remove_leftovers(target)
             journal = stack.enter_context(Journal(target, identity, dim))
         except TimeoutError as error:
-            raise InputError(f"Another process is writing {target}. Wait for it, or choose another --out.") from error
+            raise InputError(
+                f"Another process is writing to {target}. Wait until it finishes, or choose another file (--out)."
+            ) from error
         except OSError as error:
             raise InputError(
-                f"Cannot write {target}.partial: {error.strerror}. Fix the cause, or choose another --out."
+                f"Cannot write {target}.partial: {error.strerror}. Fix the cause, or choose another file (--out)."
             ) from error
         yield journal
 
@@ -254,7 +258,9 @@ def check_target(target: Path) -> None:
         MissingExtraError: The library that writes this format is not installed.
     """
     if target.suffix not in WRITERS:
-        raise InputError(f"Cannot write {target}: unknown extension. Choose a name ending in {', '.join(WRITERS)}.")
+        raise InputError(
+            f"Cannot write {target}: the extension is not supported. Choose a name that ends in {', '.join(WRITERS)}."
+        )
     in_the_way = obstacle(target)
     if in_the_way:
         raise InputError(f"Cannot write {target}: {in_the_way}. Choose a file in an existing, writable folder.")
@@ -263,7 +269,7 @@ def check_target(target: Path) -> None:
     try:
         import numpy  # noqa: F401  # ICN001
     except ImportError as error:
-        raise missing_extra("Writing vectors", "images") from error
+        raise missing_extra("Writing vectors to a file", "images") from error
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
@@ -275,8 +281,8 @@ def check_names(target: Path, paths: Sequence[str]) -> None:
     size = len(json.dumps(json.dumps(paths))) if target.suffix == ".safetensors" else 0
     if size > MAX_NAME_BYTES:
         raise InputError(
-            f"The paths of {len(paths)} images take {size:,} bytes, but the limit of a .safetensors file is "
-            f"{MAX_NAME_BYTES:,}. Write .npz, .npy, .jsonl or .parquet instead."
+            f"The paths of {len(paths)} images take {size:,} bytes, but a .safetensors file can hold at most "
+            f"{MAX_NAME_BYTES:,} bytes of paths. Write .npz, .npy, .jsonl or .parquet instead."
         )
 
 
@@ -364,7 +370,7 @@ def _import_pyarrow() -> tuple[Any, Any]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise missing_extra("Writing Parquet", "parquet") from error
+        raise missing_extra("Writing a Parquet file", "parquet") from error
     return pyarrow, parquet
 
 

@@ -130,7 +130,7 @@ def vectors(model: "ViT", images: Iterable[Any], batch: int = 32) -> "NDArray[fl
     try:
         import numpy
     except ImportError as error:
-        raise missing_extra("An array of vectors", "images") from error
+        raise missing_extra("Returning vectors as a numpy array", "images") from error
     rows = [vector.numpy() for vector in _answers(embed(model, images, batch))]
     return numpy.stack(rows) if rows else numpy.empty((0, model.config.embed_dim), numpy.float32)
 
@@ -164,7 +164,7 @@ def work_through(
     check_count(batch, "batch")
     is_file = isinstance(images, (str, PathLike, *BYTES)) or hasattr(images, "read")
     if is_file or isinstance(images, dict) or hasattr(images, "getexif") or getattr(images, "ndim", 0) in (2, 3):
-        raise InputError(f"Expected a list or iterator of images, got one {type(images).__name__}. Pass [image].")
+        raise InputError(f"Expected a list or an iterator of images, got one {type(images).__name__}. Pass [image].")
     return _work_through(model, preprocess_of(model), images, work, batch, timings or Timings())
 
 

@@ -1,7 +1,7 @@
-"""The layers of a Vision Transformer, in reading order.
+"""The layers of a Vision Transformer, roughly in the order in which they run.
 
 Shapes: b images, c channels, h and w patches down and across, p patch size, n tokens, d width of a token.
-State-dict keys are timm's, except for the ones listed in `vit.py`.
+The parameters have the same names as in timm, except for those listed in `vit.py`.
 """
 
 from collections.abc import Callable
@@ -85,13 +85,13 @@ class Attention(nn.Module):
         return self.drop(linear(self.proj, self.norm(rearrange(x, "b heads n d -> b n (heads d)"))))
 
     def map(self, x: Tensor, *rotation: Tensor) -> Tensor:
-        """Return the attention maps: (b, n, d) -> (b, heads, n, n)."""
+        """Return the attention map of each head: (b, n, d) -> (b, heads, n, n)."""
         q, k, _ = self.queries_keys_values(x, *rotation)
         return attention_map(q, k)
 
 
 def attention_map(q: Tensor, k: Tensor) -> Tensor:
-    """Return softmax(q k^T / sqrt(d)): (b, heads, n, d) -> (b, heads, n, n)."""
+    """Return the attention maps softmax(q k^T / sqrt(d)) of queries and keys: (b, heads, n, d) -> (b, heads, n, n)."""
     scale = q.shape[-1] ** -0.5
     return ((q * scale) @ k.mT).softmax(-1)
 
@@ -153,7 +153,7 @@ class SwiGLU(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A learned factor for each channel of a residual branch."""
+    """Layer scale: a learned factor for each channel of a residual branch, (b, n, d) -> (b, n, d)."""
 
     def __init__(self, dim: int, initial: float) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth. In training, drop a residual branch for random images and rescale the remaining branches."""
+    """Stochastic depth: in training, drop a residual branch for random images, and rescale it for the others."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

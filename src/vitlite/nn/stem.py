@@ -86,7 +86,7 @@ class Stem(nn.Module):
 
 
 def root(channels: int) -> nn.Sequential:
-    """Return the first layers of a ResNet: (b, c, h, w) -> (b, 64, h / 4, w / 4)."""
+    """Return the first layers of a ResNet, from a convolution to max pooling: (b, c, h, w) -> (b, 64, h / 4, w / 4)."""
     return nn.Sequential(
         OrderedDict(
             conv=StandardConv(channels, 64, 7, 2),

@@ -76,7 +76,7 @@ class TextTower(nn.Module):
         if ids.ndim != 2 or ids.shape[1] != self.config.context:
             raise InputError(
                 f"Token ids must have the shape (sentences, {self.config.context}), got {tuple(ids.shape)}. Pad each "
-                "sentence to the context of the checkpoint."
+                f"sentence to {self.config.context} tokens."
             )
         x = self.token_embedding(ids) + self.pos_embed
         for block in self.blocks:

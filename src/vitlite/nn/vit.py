@@ -69,7 +69,9 @@ class ViT(TimmInterface, nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         if not isinstance(config, ViTConfig):
-            raise ConfigError(f"ViT needs a ViTConfig, got {type(config).__name__}. For a name, call vitlite.create.")
+            raise ConfigError(
+                f"ViT expects a ViTConfig, got {type(config).__name__}. To create a model by name, call vitlite.create."
+            )
         super().__init__()
         d, eps = config.dim, config.norm_eps
         self.config = config
@@ -189,7 +191,16 @@ class ViT(TimmInterface, nn.Module):
     @overload
     def predict(self, images: Any, top: int = 5) -> Any: ...  # an array is one image or several
     def predict(self, images: Any, top: int = 5) -> Any:
-        """Return the `top` labels and their scores for each image. Accepts one image, a list or an iterator."""
+        """Return the `top` most probable labels of each image, with their scores.
+
+        Args:
+            images: One image, a list or an iterator of images, in any form that `preprocess` accepts.
+            top: The number of labels. If the model has fewer, all of them are returned.
+
+        Returns:
+            A list of predictions for one image; a list or an iterator of such lists for a list or an iterator of
+            images.
+        """
         from vitlite.inference.predict import predict
 
         return predict(self, images, top)

@@ -143,4 +143,6 @@ def comparisons(vectors: Vectors) -> int:
 
 def _check_threshold(threshold: float) -> None:
     if not 0 < threshold <= 1:
-        raise InputError(f"The threshold must be above 0 and at most 1, got {threshold}. Start with 0.95.")
+        raise InputError(
+            f"The threshold must be above 0 and at most 1, got {threshold}. Start with 0.95 (--threshold 0.95)."
+        )

@@ -162,7 +162,10 @@ def _check(vectors: Tensor, labels: Tensor, test_vectors: Tensor, test_labels: T
             "Use vectors of the same model."
         )
     if len(set(labels.tolist())) < 2:
-        raise InputError("The vectors have only one class, but a probe needs at least two. Add another class.")
+        raise InputError(
+            "All training vectors have the same class, but a probe needs at least two classes. Add images of another "
+            "class."
+        )
     unseen = sorted(set(test_labels.tolist()) - set(labels.tolist()))
     if unseen:
         raise InputError(

@@ -48,20 +48,24 @@ def search_text(vectors: Vectors, model: "ViT", sentences: Sequence[str], top: i
     """Find the images that fit each sentence best, in order of decreasing similarity.
 
     Args:
-        vectors: The result of `open_vectors(path)`.
-        model: The CLIP or SigLIP model that made the vectors.
+        vectors: The vectors of the images to search, as `open_vectors` returns them.
+        model: The CLIP or SigLIP model that computed the vectors.
         sentences: The sentences, such as ["a red car at night"].
-        top: The number of matches per sentence.
+        top: The number of matches per sentence. If there are fewer vectors, all of them are returned.
 
     Raises:
-        InputError: Another model made the vectors, the model cannot read text, or a sentence is too long.
+        InputError: The vectors were computed by another model or for another block than the last one, the model has no
+            text half, a sentence is too long, or `top` is not a positive integer.
     """
     from vitlite.text.half import open_text_half
     from vitlite.text.labels import projection_of
 
     vectors.check_model(model)
     if vectors.layer is not None:
-        raise InputError(f"{vectors.path} has vectors of block {vectors.layer}, which do not fit text. Omit --layer.")
+        raise InputError(
+            f"{vectors.path} contains vectors of block {vectors.layer}, but only those of the last block can be "
+            "compared with text. Embed the images again without --layer."
+        )
     queries, projection = open_text_half(model).vectors(sentences), projection_of(model)
     if projection is not None:
         vectors = _Projected(**(vars(vectors) | {"dim": projection.out_features}), projection=projection)
@@ -70,7 +74,7 @@ def search_text(vectors: Vectors, model: "ViT", sentences: Sequence[str], top: i
 
 @dataclass(frozen=True)
 class _Projected(Vectors):
-    """Vectors of images in the space of the vectors of text (CLIP)."""
+    """Vectors of images that are multiplied by CLIP's image projection, so that they can be compared with text."""
 
     projection: nn.Linear = field(kw_only=True)
 

@@ -86,7 +86,7 @@ class Vectors:
                     part: Tensor = stored[start : start + rows]
                 part = part.to(torch.promote_types(part.dtype, torch.float32))
                 if not part.isfinite().all():
-                    raise InputError(f"{self.path} contains vectors that are not finite. Embed the images again.")
+                    raise InputError(f"{self.path} contains vectors with NaN or infinity. Embed the images again.")
                 yield part
 
     def check_model(self, model: "ViT") -> None:
@@ -101,8 +101,8 @@ class Vectors:
         if differing:
             raise InputError(
                 f"The vectors in {self.path} were made by {self.model}, but this model differs in "
-                f"{', '.join(differing)}. Use the model that made the vectors: omit --model and --size, and repeat "
-                "--weights if embed used it. Otherwise, embed the images again."
+                f"{', '.join(differing)}. Use the model that made the vectors: omit --model and --size, and pass "
+                "the same --weights as to `vitlite embed`, if any. To use this model, embed the images again."
             )
 
 
@@ -125,7 +125,10 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
         stored = file.get_slice("vectors") if "vectors" in names else None
         shape = stored.get_shape() if stored and stored.get_dtype() in DTYPES else []
     if len(shape) == 4:
-        raise InputError(f"{path} has vectors of patches. Embed the images again without --patches.")
+        raise InputError(
+            f"{path} has one vector per patch, but one vector per image is needed. Embed the images again without "
+            "--patches."
+        )
     try:
         paths, identity, model = json.loads(metadata["paths"]), json.loads(metadata["identity"]), metadata["model"]
         layer = int(metadata["layer"]) if "layer" in metadata else None
@@ -133,7 +136,10 @@ def open_vectors(path: str | PathLike[str]) -> Vectors:
     except (KeyError, TypeError, ValueError, RecursionError):
         valid = False
     if not valid or len(shape) != 2 or shape[0] != len(paths) or shape[1] == 0:
-        raise InputError(f"{path} is not a file of vectors with a model and image paths. Embed the images again.")
+        raise InputError(
+            f"{path} is not a valid file of vectors. It must contain vectors, image paths and the identity of the "
+            "model. Embed the images again."
+        )
     return Vectors(path, list(paths), shape[1], model, identity, layer)
 
 
