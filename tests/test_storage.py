@@ -147,7 +147,7 @@ VARIABLES = ("VITLITE_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"
     ("variable", "cache", "state"),
     [
         ("VITLITE_CACHE", "here/hub", "here"),
-        ("HF_HUB_CACHE", "here", "vitlite"),
+        ("HF_HUB_CACHE", "here", ".cache/huggingface/vitlite"),
         ("HF_HOME", "here/hub", "here/vitlite"),
         ("XDG_CACHE_HOME", "here/huggingface/hub", "here/huggingface/vitlite"),
     ],
@@ -157,6 +157,7 @@ def test_environment_names_the_folders(
 ) -> None:
     for other in VARIABLES:
         monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv(variable, str(tmp_path / "here"))
     assert (cache_folder(), entry_of(tmp_path / "weights").parents[1]) == (tmp_path / cache, tmp_path / state)
 

@@ -261,7 +261,7 @@ def _check_numbers(c: ViTConfig) -> None:
 
 
 def _check_shape(c: ViTConfig) -> None:
-    """Check that the patch size divides the image size and the number of heads divides the width."""
+    """Check that the sizes divide each other, and that the positions fit the tokens."""
     if min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
         raise ConfigError(
             f"image_size {c.image_size} is not a multiple of patch_size {c.patch_size}. {fitting(c.size, c.patch_size)}"
@@ -280,6 +280,11 @@ def _check_shape(c: ViTConfig) -> None:
         raise ConfigError(f"dim={c.dim} is not divisible by heads={c.heads}. Change heads, or set head_dim.")
     if c.positions == "sincos2d" and c.dim % 4:
         raise ConfigError(f"With positions='sincos2d', dim must be a multiple of 4, got {c.dim}.")
+    if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
+        raise ConfigError(
+            f"cls_position=True cannot be combined with registers={c.registers}, because only the patches of a model "
+            "with registers have positions. Set cls_position=False."
+        )
     if c.rope is not None and c.head_width % 4:
         raise ConfigError(
             f"With rope, the width of a head must be a multiple of 4, got {c.head_width}. Change heads or head_dim."
@@ -287,7 +292,7 @@ def _check_shape(c: ViTConfig) -> None:
 
 
 def _check_pooling(c: ViTConfig) -> None:
-    """Check that the tokens that `pool` reads exist."""
+    """Check that the tokens that `pool` reads exist, and that its heads divide the width."""
     if c.pool not in ("mean", "map", "map_all") and not c.class_token:
         raise ConfigError(f"pool={c.pool!r} reads the class token, but class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:
@@ -305,11 +310,6 @@ def _check_pooling(c: ViTConfig) -> None:
         raise ConfigError(
             f"With pool={c.pool!r}, dim must be divisible by the number of pooling heads, got dim={c.dim} and {heads} "
             "heads. Change pool_heads."
-        )
-    if c.registers and c.cls_position and c.positions in ("learned", "sincos2d"):
-        raise ConfigError(
-            f"cls_position=True cannot be combined with registers={c.registers}, because only the patches of a model "
-            "with registers have positions. Set cls_position=False."
         )
 
 

@@ -213,7 +213,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
         build_options = BuildOptions(target, new_head, options.device, options.dtype)
         scan = not all(storage.was_scanned(path) for path in file.files)
         model, report = build(file, mapping, config, build_options, provenance, scan=scan)
-        if scan and not report.dropped and not report.resampled:  # all values were checked
+        if scan and not report.dropped and not report.resampled:  # all values in the file were checked
             for path in file.files:
                 storage.mark_scanned(path)
     if target.num_classes and not new_head:

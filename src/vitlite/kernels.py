@@ -99,7 +99,7 @@ def kernel_choice() -> KernelChoice:
         # A power and a sum take half the time of a softmax. In float16, the sum would overflow.
         powers=(torch.float32, torch.bfloat16),
         # oneDNN takes 0.85 of MKL's time on AMD and 0.75 on Intel. On CPUs with AMX, oneDNN may round to bfloat16. On
-        # CPUs without AVX-512, torch ignores the setting.
+        # CPUs without AVX-512, torch ignores fp32_precision.
         products=capability == "AVX512" and not has_amx,
     )
 
@@ -151,7 +151,8 @@ def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
 
 def is_transforming() -> bool:
     """Return True if torch.func or forward-mode AD is active. Private operators would silently drop the derivatives."""
-    return functorch_interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
+    level = getattr(forward_ad, "_current_level", 0)  # -1: inactive; if torch has no such attribute, assume active
+    return functorch_interpreter() is not None or level >= 0
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -139,17 +139,21 @@ def lock(path: Path, *, timeout: float | None = None) -> Iterator[None]:
                     path.unlink()
 
 
-def cache_folder() -> Path:
-    """Return the folder of downloaded weights: VITLITE_CACHE/hub if the variable is set, otherwise the Hub's cache.
+def cache_folder(kind: Literal["hub", "verified"] = "hub") -> Path:
+    """Return the folder of downloaded weights ("hub") or of the verified-file cache ("verified").
+
+    Both are in VITLITE_CACHE if this variable is set. Otherwise, weights are in the Hub's cache, and the verified-file
+    cache is in the folder vitlite beside it, in HF_HOME.
 
     Raises:
         DownloadError: No environment variable gives a folder, and there is no home folder.
     """
     variable = os.environ.get
-    if variable("VITLITE_CACHE"):
-        folder = os.path.join(variable("VITLITE_CACHE", ""), "hub")
+    own, home = variable("VITLITE_CACHE"), variable("HF_HOME")
+    home = home or os.path.join(variable("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    if kind == "verified" or own:
+        folder = os.path.join(own or os.path.join(home, "vitlite"), kind)
     else:
-        home = variable("HF_HOME") or os.path.join(variable("XDG_CACHE_HOME") or "~/.cache", "huggingface")
         folder = variable("HF_HUB_CACHE") or variable("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     path = os.path.expanduser(os.path.expandvars(folder))
     if path.startswith("~"):
@@ -282,6 +286,5 @@ def remember(path: Path, stat: os.stat_result, sha256: str, *, finite: bool = Fa
 
 def entry_of(path: Path) -> Path:
     """Return the file in the verified-file cache that describes `path`."""
-    folder = cache_folder().parent / ("" if os.environ.get("VITLITE_CACHE") else "vitlite")
     name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
-    return folder / "verified" / f"{name}.json"
+    return cache_folder("verified") / f"{name}.json"

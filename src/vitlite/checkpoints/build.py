@@ -116,7 +116,7 @@ def build(
         state: dict[str, Tensor] = {}
         resampled: dict[str, tuple[Shape, Shape]] = {}
         position = {name: i for i, name in enumerate(file.entries)}
-        parts: dict[str, Tensor] = {}  # of the last tensor; the next tensor may be other rows of the same part
+        parts: dict[str, Tensor] = {}  # read for the last tensor; big_vision stacks several tensors in one part
         in_file_order = sorted(([position[part] for part in t.parts], name) for name, t in mapping.tensors.items())
         for _, name in in_file_order:
             tensor = mapping.tensors[name]
@@ -124,13 +124,12 @@ def build(
                 continue
             parts = {part: parts[part] if part in parts else file.read(part) for part in tensor.parts}
             value = _combine(tensor, parts, mapping.patch_size)
-            if tensor.row is None:
-                parts = {}  # frees memory if the dtype changes
             adapted = _adapt(name, value, config, options.target)
             if adapted is not value:
                 resampled[name] = tensor.shape, shapes[name]
             state[name] = adapted.to(options.dtype)
             largest = max((torch.finfo(file.dtype(part)).max for part in tensor.parts), default=0.0)
+            # The file was not scanned before, the values have changed, or they may be too large for the dtype.
             if scan or adapted is not value or largest > torch.finfo(options.dtype).max:
                 _check_finite(file, tensor, state[name])
             state[name] = state[name].to(options.device)
@@ -258,14 +257,16 @@ def is_finite(values: Tensor) -> bool:
 
 
 def sample_of(model: ViT) -> Tensor:
-    """Return some elements of each weight outside the head, from which later changes of the weights can be detected.
+    """Return some elements of each weight, to detect changes after loading (see `fingerprint.hash_of_file`).
 
-    Hashing all weights of a ViT-B instead would add a third of a second to every load.
+    The head is left out, because it does not affect embeddings. Hashing all weights of a ViT-B instead would take a
+    third of a second.
     """
     parts = []
     for name, weight in model.named_parameters():
         if not name.startswith("head."):
-            step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)  # includes an element of every row
+            # One element of each row. The -1 moves the column from row to row.
+            step = 1 if weight.numel() <= SMALL else max(weight.shape[-1] - 1, 1)
             parts.append(weight.detach().flatten()[::step])
     sample = torch.cat(parts) if parts else torch.empty(0, device="cpu")
     return sample if sample.is_meta else sample.cpu()

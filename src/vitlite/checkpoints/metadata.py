@@ -34,7 +34,8 @@ class Metadata:
 
     source: str = ""  # the name of the source in errors: "config.json", "the record of vit_base_16.dino"
     fields: Mapping[str, Any] = field(default_factory=dict)  # fields of `ViTConfig`
-    names_network: bool = False  # True: the source names the class of the network, which excludes look-alikes
+    # True: the source says which network this is, so that other networks with the same tensor names are ruled out.
+    names_network: bool = False
     usual_image_size: int | tuple[int, int] | None = None  # used if `fields` has no size and the position table fits
     format: str | None = None  # the checkpoint format
     transform: TransformConfig | None = None
@@ -54,7 +55,7 @@ def metadata_from_record(record: Record) -> Metadata:
         fields=vars(record.config),
         names_network=True,
         format=record.format,
-        transform=transform_from_record(record, record.config.size),
+        transform=transform_from_record(record),
         labels=record.labels,
     )
 
@@ -71,8 +72,8 @@ def metadata_from_config(config: ViTConfig) -> Metadata:
     return Metadata(source=CONFIG_ARGUMENT, fields=vars(config))
 
 
-def transform_from_record(record: Record, size: tuple[int, int]) -> TransformConfig:
-    """Return the transform of a checkpoint of the zoo for images of `size`."""
+def transform_from_record(record: Record) -> TransformConfig:
+    """Return the transform of a checkpoint of the zoo."""
     resized = math.floor(record.pixels / record.crop_pct)
     transform = TransformConfig(
         size=(record.pixels, record.pixels),
@@ -84,9 +85,8 @@ def transform_from_record(record: Record, size: tuple[int, int]) -> TransformCon
         crop_pct=record.crop_pct,
     )
     if record.config.resample == "naflex":
-        return naflex_like(transform, size, record.config.patch_size)
-    whole = transform.in_whole_patches(record.config.patch_size)
-    return whole if whole.size == size else transform.scaled(size)
+        return naflex_like(transform, record.config.size, record.config.patch_size)
+    return transform.in_whole_patches(record.config.patch_size)
 
 
 def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:

@@ -311,7 +311,8 @@ def checked_metadata(file: Path) -> dict[str, str]:
 def _read_bytes(opened: BinaryIO, start: int, shape: Shape, dtype: str) -> Tensor:
     tensor = torch.empty(shape, dtype=FLOATS[dtype], device="cpu")
     opened.seek(start)
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())  # as numpy would, which is optional
+    # The memory of the tensor. tensor.numpy() would give it, too, but numpy is optional.
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     if opened.readinto(memory) < tensor.nbytes:  # type: ignore[attr-defined]
         raise EOFError("the file ends early")
     return tensor

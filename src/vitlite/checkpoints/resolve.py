@@ -87,9 +87,11 @@ def understand(
     """
     given = given or Metadata()
     try:
-        if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
+        # If only a record of the zoo describes the file, and the tensors have our names and the shapes of the record,
+        # there is nothing to infer. The formats timm, timm-distilled and timm-qwen3 may have our names.
+        only_record = own == Metadata() and given.fields.keys() == set(FIELDS)
+        if only_record and (given.format or "").startswith("timm"):
             config = ViTConfig(**given.fields)
-            # A checkpoint of the zoo whose tensors have our names: nothing has to be inferred.
             if file.shapes == parameter_shapes(model_on_meta(config)):
                 file.check_dtypes(list(file.shapes))
                 return map_own_names(file.shapes), Resolved(config, dict.fromkeys(FIELDS, given.source))

@@ -236,7 +236,7 @@ def _model(args: Namespace, classes: int) -> ViT:
 def _usual_transform(name: str, config: ViTConfig) -> TransformConfig:
     """Return the transform for a model with random weights: the one in the zoo for this name, or a centre crop."""
     if name in registry.NAMES:
-        return transform_from_record(registry.find(name), config.size)
+        return transform_from_record(registry.find(name)).scaled(config.size)
     half = (0.5,) * config.channels
     return TransformConfig(
         size=config.size, resize=config.size, mode="center", interpolation="bicubic", mean=half, std=half

@@ -90,16 +90,18 @@ def decode(
     """
     if isinstance(image, dict):
         image = image["bytes"] if image.get("bytes") is not None else image.get("path", image)
-    opened = hasattr(image, "getexif")
+    is_pillow = hasattr(image, "getexif")
     # numpy.str_, which may be a path, also has an array interface, with the shape ().
-    if isinstance(image, Tensor) or (not opened and getattr(image, "__array_interface__", {}).get("shape")):
+    if isinstance(image, Tensor) or (not is_pillow and getattr(image, "__array_interface__", {}).get("shape")):
         return _from_array(image, channels)
     try:
         from PIL import UnidentifiedImageError
     except ImportError as error:
         raise missing_extra(f"Reading {_name(image)}", "images") from error
     try:
-        return _convert(image, channels, background) if opened else _open(image, channels, at_least, background, heif)
+        return (
+            _convert(image, channels, background) if is_pillow else _open(image, channels, at_least, background, heif)
+        )
     except ImageError as error:
         raise error.within(f"Cannot read {_name(image)} as an image") from error
     except (UnidentifiedImageError, KeyError) as error:  # KeyError: an old Pillow without AVIF

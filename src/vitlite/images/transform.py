@@ -439,7 +439,8 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
         )
     left, top, right, bottom = transform.crop_box(height, width)
     resample = Resampling[transform.interpolation.upper()]
-    # Resize the width first. Pillow 13 may choose the other order, which rounds differently than in training.
+    # Resize the width first. Pillow 13 begins with the height of some tall images, and rounds differently than in
+    # training.
     across = image.resize((width, image.height), resample).crop((left, 0, right, image.height))
     down = across.resize((right - left, height), resample).crop((0, top, right - left, bottom))
     return to_tensor(down)

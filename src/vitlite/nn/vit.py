@@ -271,8 +271,10 @@ class ViT(TimmInterface, nn.Module):
             n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-n]
-            # Add as (b, h, w, d) in the shape of the table, so that a traced model raises an error for another grid.
-            table, table_grid = positions[:, -n:], config.grid if positions is self.pos_embed else grid
+            # Add rows and columns as two axes. A traced model then raises an error for another grid, even for 7 x 28
+            # patches instead of 14 x 14.
+            table = positions[:, -n:]
+            table_grid = config.grid if positions is self.pos_embed else grid
             patches = patches.view(-1, *grid, width) + table.view(1, *table_grid, width)
             patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]

@@ -174,7 +174,7 @@ def _cell(text: str) -> str | None:
 RECORDS = _read_records()
 DEFAULTS = {record.preset: record.name for record in RECORDS.values() if record.default}
 ALIASES = {record.alias: record.name for record in RECORDS.values() if record.alias}
-FORMER = {former: ALIASES[alias] for (former, alias), _ in read_rows("former_names.txt")}
+FORMER = {former: ALIASES[alias] for (former, alias), _ in read_rows("former_names.txt")}  # timm's names without tags
 NAMES = {  # from every name that `find` accepts to the name of the checkpoint
     **{name: name for name in RECORDS},
     **DEFAULTS,
