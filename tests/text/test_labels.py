@@ -157,6 +157,17 @@ def _without_tokenizer(folder: Path) -> None:
     (folder / "spiece.model").write_bytes(b"")
 
 
+def _other_tokenizer(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        vocabulary["cat</w>"] = 60_000
+    else:
+        filler = [[f"word{i}", -99.0] for i in range(700)]
+        tokenizer["model"]["vocab"] = [*vocabulary, *filler, ["▁cat", -0.1]]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
 def _changed(**changes: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -175,6 +186,7 @@ def _changed(**changes: Any) -> Callable[[Path], None]:
         (_changed(hidden_size="wide"), "hidden_size must be a non-negative integer"),
         (_changed(max_position_embeddings=33), "expected 33"),
         (_changed(num_attention_heads=3), "not a multiple of 10"),
+        (_other_tokenizer, "knows only [0-9]+ tokens"),
     ],
 )
 def test_wrong_files_are_errors(

@@ -46,7 +46,9 @@ class TextHalf(NamedTuple):
 
     def vectors(self, sentences: Sequence[str]) -> Tensor:
         """Return the vectors of sentences, scaled to length 1: (b, e)."""
-        ids = self.tokenizer(sentences)
+        ids, vocabulary = self.tokenizer(sentences), self.weights.tower.config.vocabulary
+        if ids.numel() and int(ids.max()) >= vocabulary:
+            raise CheckpointError(f"The tokenizer does not fit the text tower, which knows only {vocabulary} tokens.")
         with torch.inference_mode():
             found = [self.weights.tower(part) for part in torch.split(ids, BATCH)]
         vectors = torch.cat(found) if found else torch.zeros(0, self.weights.tower.config.embed_dim)
