@@ -192,16 +192,16 @@ class PlainLinear:
         self._bias = None if bias is None else bias.to(dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the layer: (b, n, d) -> (b, n, k)."""
+        """Apply the linear layer: (b, n, d) -> (b, n, k)."""
         return F.linear(x, self._weight, self._bias)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply the layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
+        """Apply the linear layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         y = self(x)
         return F.silu(y) if kind == "swish" else F.gelu(y, approximate=kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Apply the layer and add `other`. `overwrite` has no effect, because a new tensor is returned anyway."""
+        """Apply the linear layer and add `other`. `overwrite` is ignored: the result is always a new tensor."""
         return self(x).add_(other)
 
 
@@ -215,17 +215,17 @@ class PackedLinear:
         self._binary = torch.ops.mkldnn._linear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the layer: (b, n, d) -> (b, n, k)."""
+        """Apply the linear layer: (b, n, d) -> (b, n, k)."""
         return self._linear(x, self._weight, self._bias, "none", [], "none")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply the layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
+        """Apply the linear layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         if kind == "swish":
             return self._linear(x, self._weight, self._bias, "swish", [], "none")
         return self._linear(x, self._weight, self._bias, "gelu", [], kind)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Apply the layer and add `other`. `overwrite` has no effect, because a new tensor is returned anyway."""
+        """Apply the linear layer and add `other`. `overwrite` is ignored: the result is always a new tensor."""
         return self._binary(x, other, self._weight, self._bias, "add")
 
 

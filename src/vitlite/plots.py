@@ -647,7 +647,15 @@ def draw_curves(history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], training: str, validation: str) -> None:
-    """Plot a value of the training and of the validation by epoch, as far as the history contains them."""
+    """Plot a training value and a validation value by epoch, as far as the history contains them.
+
+    Args:
+        axes: The axes of a matplotlib figure.
+        title: The title of the plot.
+        history: The history that `train` returns, with one record per epoch.
+        training: The name of the training value in the records.
+        validation: The name of the validation value in the records.
+    """
     labels = {training: "training, augmented images", validation: "validation, averaged weights"}
     for field, label in labels.items():
         points = [(record["epoch"], record[field]) for record in history if field in record]
@@ -660,12 +668,12 @@ def _draw_by_epoch(axes: Any, title: str, history: Sequence[dict[str, Any]], tra
 
 
 def draw_confusion(confusion: Tensor, classes: Sequence[str], path: Path) -> None:
-    """Draw a confusion matrix, and write it to a file.
+    """Draw a confusion matrix and write it to a file. The colours show the shares of the predicted classes in each row.
 
     Args:
         confusion: The number of images by true class (row) and predicted class (column).
         classes: The names of the classes.
-        path: The file to write. The colours show the shares of the predicted classes in each row.
+        path: The file to write.
     """
     k = len(classes)
     side = min(max(3.0, 0.55 * k + 1.5), 14)

@@ -68,7 +68,7 @@ def test_search_draws_a_contact_sheet(run: Run, vectors: Path, images: Path, tmp
         shutil.copy(images / "a.png", path)
     code, out, err = run("search", vectors, *many, "--out", tmp_path / "s.png")
     assert (code, out) == (1, "")
-    assert err.endswith("250 per side. Search for fewer images at a time, or use a smaller --top.\n")
+    assert err.endswith("250 per row or column. Search for fewer images at a time, or reduce top= (--top).\n")
 
 
 def test_a_contact_sheet_does_not_replace_an_input(run: Run, vectors: Path, images: Path, tmp_path: Path) -> None:

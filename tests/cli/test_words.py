@@ -120,4 +120,4 @@ def test_embed_text(run: Run, hub: Hub, folder: Path, images: Path, tmp_path: Pa
     code, _, error = run("embed", "--text", tmp_path / "empty.txt", "--model", REPO, "--out", out)
     assert (code, "contains no sentences" in error) == (1, True)
     code, _, error = run("search", out, images / "a.png")  # vectors of text are not vectors of images
-    assert (code, "not a file of vectors with a model" in error) == (1, True)
+    assert (code, "is not a valid file of vectors" in error) == (1, True)

@@ -140,7 +140,7 @@ def own_files(files: "FileSystem", folder: str, prefix: str) -> list[str]:
 
 
 def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array":
-    """Return the paths of all images in the given Parquet files, which are their columns `path`."""
+    """Return the paths of all images in Parquet files, which are in their columns named `path`."""
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as readers:
@@ -152,11 +152,10 @@ def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array
 def _paths_in(files: "FileSystem", local: bool, path: str) -> "pa.ChunkedArray":
     """Return the column `path` of a Parquet file.
 
-    On a local disk, an incomplete file is deleted and has no paths. On other file systems, another job may be writing
-    it.
+    If the file is incomplete and on a local disk, delete it and return no paths.
 
     Raises:
-        InputError: The file is incomplete, and it is not on a local disk.
+        InputError: The file is incomplete and not on a local disk, so another job may still be writing it.
     """
     import pyarrow as pa
     from pyarrow import parquet

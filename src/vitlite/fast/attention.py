@@ -85,7 +85,7 @@ _thread = threading.local()
 
 
 def _buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
-    """Return the attention buffers of this thread. They are reused, because allocating them takes as long as a product.
+    """Return the attention buffers of this thread. They are reused, because allocating memory is slow.
 
     Args:
         shape: The shape of queries, keys and values (b, heads, n, d).

@@ -38,7 +38,8 @@ WAYS = {
 class Timing:
     """The measurements of one model with one batch size and one dtype.
 
-    The keys of the dictionaries are names of benchmarks: "eager", "optimized" and "products".
+    `seconds`, `differences` and `memory` are dictionaries, whose keys are the benchmarks "eager", "optimized" and
+    "products".
     """
 
     model: str
@@ -51,7 +52,7 @@ class Timing:
     device: str = "cpu"
 
     def wrong(self) -> dict[str, float]:
-        """Return the differences from eager float32 that are too large for rounding errors, by benchmark."""
+        """Return the differences from eager float32 that are too large for rounding errors, by benchmark name."""
         limit = (TOLERANCE if self.device == "cpu" else GPU_TOLERANCE)[getattr(torch, self.dtype)]
         return {name: value for name, value in self.differences.items() if not value <= limit}  # also catches NaN
 

@@ -325,7 +325,10 @@ def _with_plain_convolutions(backbone: nn.Module) -> nn.Module:
 
 
 def activation(mlp: MLP) -> tuple[str, float, float]:
-    """Return oneDNN's name for the activation of an MLP, and the factors of the activation's inputs and outputs."""
+    """Return oneDNN's name for the activation of an MLP, and two factors.
+
+    The inputs of the activation must be multiplied by the first factor, and the outputs by the second.
+    """
     if isinstance(mlp.act, nn.GELU):
         return mlp.act.approximate, 1.0, 1.0
     return "swish", QUICK, 1 / QUICK
@@ -337,7 +340,13 @@ def layer_scale(scale: nn.Module) -> Tensor | float:
 
 
 def scaled(linear: nn.Linear, inputs: float = 1.0, outputs: Tensor | float = 1.0) -> tuple[Tensor, Tensor | None]:
-    """Multiply factors of the inputs and outputs of a linear layer into its weight and bias, and return both."""
+    """Multiply factors into the weight and the bias of a linear layer, and return both.
+
+    Args:
+        linear: The layer.
+        inputs: The factor by which all inputs of the layer are multiplied.
+        outputs: The factor by which all outputs are multiplied, or one factor for each output.
+    """
     weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if isinstance(outputs, float) and outputs == inputs == 1:
         return weight, bias

@@ -36,11 +36,11 @@ def calibrated(model: ViT, images: Iterable[Any]) -> list[dict[str, Quantization
         images: Typical images, in any form that `model.preprocess` accepts.
 
     Returns:
-        A dictionary for each block, from the name of a layer to its quantisation. Layers for which int8 is too coarse
-        are left out.
+        A dictionary for each block, from the name of a layer to its quantisation. Layers for which int8 is not
+        accurate enough are left out.
 
     Raises:
-        OptimizedError: There are no images, an output is not finite, or int8 is too coarse for every layer.
+        OptimizedError: There are no images, an output is not finite, or int8 is not accurate enough for any layer.
     """
     with _recorded_inputs(model) as inputs:
         _run(model, images)
@@ -150,7 +150,7 @@ def _layers(block: Block) -> dict[str, nn.Linear]:
 
 
 def _quantize_block(block: Block, inputs: dict[str, Inputs]) -> dict[str, Quantization]:
-    """Return the quantisation of each linear layer of a block, except of layers for which int8 is too coarse."""
+    """Return the quantisation of each linear layer of a block, except where int8 is not accurate enough."""
     scales_behind = {"proj": layer_scale(block.ls1), "fc2": layer_scale(block.ls2)}
     quantizations = {}
     for name, layer in _layers(block).items():

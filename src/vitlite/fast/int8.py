@@ -75,16 +75,16 @@ class Int8Linear:
         self._binary = torch.ops.onednn.qlinear_pointwise.binary
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the layer: (b, n, d) -> (b, n, k)."""
+        """Apply the linear layer: (b, n, d) -> (b, n, k)."""
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, "none", [], "")
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply the layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
+        """Apply the linear layer and then an activation: "swish", exact GELU ("none") or tanh GELU ("tanh")."""
         name, algorithm = ("swish", "") if kind == "swish" else ("gelu", kind)
         return self._pointwise(x, *self._takes, *self._weight, self._bias, *self._gives, name, [], algorithm)
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Apply the layer and add `other`, in float32: (b, n, d) -> (b, n, k).
+        """Apply the linear layer and add `other`, in float32: (b, n, d) -> (b, n, k).
 
         If `overwrite` is True, `other` may be overwritten, which is faster; otherwise, it is not changed.
         """
@@ -99,18 +99,18 @@ class Int8Linear:
 class FloatLinear:
     """A floating-point linear layer in a block in which other layers use int8: (b, n, d) -> (b, n, k).
 
-    After an activation, the output is divided by `divisor`, because the layer behind needs divided inputs.
+    After an activation, the output is divided by `divisor`, because the next layer needs divided inputs.
     """
 
     def __init__(self, linear: Layer, divisor: Tensor | float) -> None:
         self._linear, self._divisor = linear, divisor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Apply the layer: (b, n, d) -> (b, n, k)."""
+        """Apply the linear layer: (b, n, d) -> (b, n, k)."""
         return self._linear(x)
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """Apply the layer, then an activation, and divide the result by `divisor`.
+        """Apply the linear layer, then an activation, and divide the result by `divisor`.
 
         Args:
             x: The inputs (b, n, d).
@@ -122,7 +122,7 @@ class FloatLinear:
         return y.float() / self._divisor
 
     def added(self, x: Tensor, other: Tensor, overwrite: bool = False) -> Tensor:
-        """Apply the layer and add `other`, which is not changed."""
+        """Apply the linear layer and add `other`, which is not changed: (b, n, d) -> (b, n, k)."""
         return other + self._linear(x)
 
 

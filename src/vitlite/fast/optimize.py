@@ -177,7 +177,7 @@ def _plan(model: ViT, dtype: torch.dtype, images: Iterable[Any] | None) -> Plan:
 def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
     """Plan a model with linear layers in int8 and a residual stream in float32.
 
-    Layers for which int8 is too coarse use bfloat16 if the CPU has fast instructions for it, and float32 otherwise.
+    Layers that are too inaccurate in int8 use bfloat16 if the CPU has fast instructions for it, otherwise float32.
 
     Raises:
         OptimizedError: int8 is not supported on this device, or the calibration images are missing or unsuitable.

@@ -237,7 +237,7 @@ def _convert(image: "Image", channels: int, background: str | None) -> "Image":
         image = Image.fromarray(levels.astype(numpy.uint8))
     elif image.mode in ("I", "F"):
         raise ImageError(
-            f"the range of the pixel values is unknown in mode {image.mode!r}. Pass an array, scaled to 0..1."
+            f"the range of the pixel values is unknown in mode {image.mode!r}. Pass an array of floats from 0 to 1."
         )
     elif background and image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))

@@ -198,7 +198,13 @@ def _check_values(transform: TransformConfig) -> None:
 
 
 def naflex_like(transform: TransformConfig, size: tuple[int, int], patch_size: int) -> TransformConfig:
-    """Return a `NaFlexTransform` for as many patches as `size` has, with the colours of another transform."""
+    """Return a `NaFlexTransform` with the interpolation, mean, std and scale of another transform.
+
+    Args:
+        transform: The other transform.
+        size: The height and width of an image with the maximum number of patches.
+        patch_size: The patch size of the model.
+    """
     from vitlite.images.naflex import NaFlexTransform
 
     return NaFlexTransform(
@@ -402,7 +408,10 @@ def image_list(images: Any) -> list[Any] | None:
 
 
 def by_shape(images: Sequence[Tensor]) -> list[list[int]]:
-    """Return the indices of the images of each shape, which can be a batch."""
+    """Group images by shape, and return the indices of the images in each group.
+
+    Only images of the same shape can be in one batch.
+    """
     indices: dict[torch.Size, list[int]] = {}
     for i, image in enumerate(images):
         indices.setdefault(image.shape, []).append(i)

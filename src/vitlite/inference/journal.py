@@ -203,7 +203,7 @@ class Journal:
         return len(rows)
 
     def _ordered(self, rows: list[int]) -> "np.ndarray":
-        """Return the rows of vectors.f32 with the given numbers as a memory-mapped array: (n, d)."""
+        """Return the rows of vectors.f32 with the given indices, in this order, as a memory-mapped array: (n, d)."""
         import numpy as np
 
         path = self.folder / VECTORS

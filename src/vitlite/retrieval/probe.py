@@ -218,10 +218,10 @@ def left_out_residuals(left: Tensor, kept: Tensor, answers: Tensor, targets: Ten
 
 
 def best_sharpness(scores: Tensor, labels: Tensor) -> float:
-    """Return the factor of the scores for which their softmax has the smallest cross-entropy, one of `SHARPNESSES`.
+    """Return the number from `SHARPNESSES` by which to multiply scores so that their softmax fits the labels best.
 
-    The targets are smoothed as if there were one more image, of an unknown class. Otherwise, the best factor would be
-    infinite if all images are classified correctly.
+    The measure is the cross-entropy with smoothed targets, as if there were one more image, of an unknown class.
+    Without smoothing, the best number would be infinite if all images are classified correctly.
 
     Args:
         scores: The scores of each image for each class (n, k).

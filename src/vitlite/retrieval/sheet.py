@@ -37,8 +37,8 @@ def check_size(queries: int, matches: int) -> None:
     if max(queries, matches + 1) > MAX_ACROSS or queries * (matches + 1) > MAX_IMAGES:
         raise InputError(
             f"A contact sheet with {queries} rows of {matches + 1} images is too large. The limit is {MAX_IMAGES} "
-            f"images in total and {MAX_ACROSS} per row or column. Search for fewer images at a time, or use a smaller "
-            "--top."
+            f"images in total and {MAX_ACROSS} per row or column. Search for fewer images at a time, or reduce top= "
+            "(--top)."
         )
 
 
