@@ -41,7 +41,7 @@ ENVIRONMENTS = {
         "the lower bounds of pyproject.toml, on the oldest Python",
         ["torch==2.6.0", "einops==0.7.0", "safetensors==0.4.1", "huggingface-hub==0.28.0", "requests",
          "numpy==1.26.0", "pillow==10.1.0", "tqdm==4.66.0", "matplotlib==3.9.0", "pyparsing==3.1.4",
-         "pyarrow==17.0.0"],
+         "pyarrow==17.0.0", "tokenizers==0.20.0", "ftfy==6.0.0"],
         peers=False,
         python="3.10",
     ),
@@ -52,7 +52,8 @@ ENVIRONMENTS = {
     ),
     "torch-2.8": Environment(
         "widely pinned, with numpy 1, and the lower bounds of what is written for others",
-        ["torch==2.8.0", "numpy==1.26.4", "pyarrow==17.0.0", "onnx==1.18.0", "onnxscript==0.7.1", *EXTRAS],
+        ["torch==2.8.0", "numpy==1.26.4", "pyarrow==17.0.0", "onnx==1.18.0", "onnxscript==0.7.1",
+         "pillow-heif==1.0.0", *EXTRAS],
         peers=True,
     ),
     "torch-2.10": Environment("between", ["torch==2.10.0", *EXTRAS], peers=True),

@@ -631,6 +631,7 @@ def _write_pixels(image: "Image", path: Path, kind: str) -> None:
         f'viewBox="0 0 {image.width} {image.height}"><image width="{image.width}" height="{image.height}" '
         f'href="data:image/png;base64,{b64encode(pixels.getvalue()).decode()}"/></svg>\n',
         encoding="utf-8",
+        newline="",
     )
 
 
