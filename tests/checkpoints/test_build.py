@@ -114,7 +114,9 @@ def test_quantised_and_whole_numbers_are_refused_by_name(dtype: torch.dtype, tmp
         path = written(tmp_path / "vit.safetensors", lambda state: state.update({"blocks.0.attn.qkv.weight": weight}))
     except KeyError:
         pytest.skip(f"this safetensors writes no {dtype}")
-    with pytest.raises(CheckpointError, match=r"blocks.0.attn.qkv.weight has the dtype \w+; vitlite supports F64, F32"):
+    with pytest.raises(
+        CheckpointError, match=r"blocks.0.attn.qkv.weight has the dtype \w+, but vitlite supports only F64, F32"
+    ):
         load(path, config=TINY)
 
 

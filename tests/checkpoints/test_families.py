@@ -89,7 +89,9 @@ def test_a_rotation_has_to_be_stated(without: tuple[str, ...], positions: Any, t
     path = written(tmp_path / "vit.safetensors", lambda state: [state.pop(name) for name in without], DINOV3)
     sizes = {"positions": positions, "class_token": "cls_token" not in without}
     sizes |= {"registers": 0 if "reg_token" in without else 4, "pool": "mean" if "cls_token" in without else "cls"}
-    with pytest.raises(ConfigError, match=r"indicate rotary positions\. Pass like="):
+    with pytest.raises(
+        ConfigError, match=r"indicate rotary positions\. Pass the name of the original checkpoint as like="
+    ):
         load(path, config=DINOV3.replace(**sizes, rope=None))
     with pytest.raises(ConfigError, match=r"do not determine .*rope"):
         load(path)
@@ -104,7 +106,8 @@ def test_a_siglip_without_a_table_turns_by_position(positions: Any, tmp_path: Pa
     theirs = transformers.VideoLlama3VisionModel(transformers.VideoLlama3VisionConfig(**sizes))
     path = bare(tmp_path / "vit.safetensors", theirs.state_dict())
     with pytest.raises(
-        CheckpointError, match=r"embeddings\.position_embedding\.weight is missing, which every file of"
+        CheckpointError,
+        match=r"does not contain .*embeddings\.position_embedding\.weight, which the .* format requires",
     ):
         load(path, config=TINY.replace(positions=positions, class_token=False, pool="mean", mlp="gelu_tanh"))
 
@@ -242,7 +245,9 @@ def test_a_head_on_two_tokens_may_be_of_two_kinds_beside_one_register(tmp_path: 
 
 def test_a_missing_final_norm_is_missed_unless_somebody_says_so(tmp_path: Path) -> None:
     path = written(tmp_path / "vit.safetensors", config=FAMILIES["no final norm"])
-    with pytest.raises(ConfigError, match=r"do not determine .*final_norm\. Pass like="):
+    with pytest.raises(
+        ConfigError, match=r"do not determine .*final_norm\. Pass the name of the original checkpoint as like="
+    ):
         load(path)
     with pytest.raises(CheckpointError, match=r"- norm.weight \(16,\)"):
         load(path, config=TINY)
@@ -341,7 +346,7 @@ def test_stems_that_are_no_hybrid_s_are_refused(tmp_path: Path) -> None:
     hybrid = TINY.replace(stem=(1, 1, 1), patch_size=16)
     for names in ((f"{stem}.stages.1",), (f"{stem}.stages.0",), (f"{stem}.stem.conv",)):
         path = written(tmp_path / "vit.safetensors", without(*names), hybrid)
-        with pytest.raises(CheckpointError, match=r"The stem is not that of a hybrid ViT: its stages have \("):
+        with pytest.raises(CheckpointError, match=r"The ResNet stem has \("):
             load(path, config=hybrid)
     path = written(tmp_path / "vit.safetensors", without(f"{stem}.stages.1.blocks.0.norm2"), hybrid)
     with pytest.raises(CheckpointError, match=rf"- {stem}.stages.1.blocks.0.norm2.bias"):
@@ -400,7 +405,7 @@ def test_where_both_readings_fit_the_size_tells_or_is_asked_for(tmp_path: Path) 
     for size, rows in ((40, 25), (32, 16)):
         model = load(path, config=with_registers(9, image_size=size))
         assert torch.equal(model.pos_embed, state["pos_embed"][:, -rows:])
-    with pytest.raises(CheckpointError, match="image_size is 24 in config=, which does not fit the 25 rows"):
+    with pytest.raises(CheckpointError, match="image_size is 24 in config=, but .* has 25 rows"):
         load(path, config=with_registers(9, image_size=24))
 
 

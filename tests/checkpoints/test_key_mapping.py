@@ -47,11 +47,11 @@ def test_each_format_is_detected_with_every_prefix(each: CheckpointFormat) -> No
 def test_no_format_or_two_is_an_error_that_lists_names() -> None:
     with pytest.raises(
         CheckpointError,
-        match=r"do not fit any known format: conv#.weight, fc.bias, ... Known formats: timm, timm-",
+        match=r"do not fit any known checkpoint format: conv#.weight, fc.bias, ... Known formats: timm, timm-",
     ):
         detect_format(["conv1.weight", "conv2.weight", "fc.bias"])
     both = first_block(FORMATS["timm"]) | first_block(FORMATS["torchvision"])
-    with pytest.raises(CheckpointError, match=r"fit more than one format \(timm, torchvision\): attn_pool"):
+    with pytest.raises(CheckpointError, match=r"fit more than one checkpoint format \(timm, torchvision\): attn_pool"):
         detect_format(both)
 
 
@@ -130,13 +130,13 @@ def test_shapes_of_no_format_and_files_without_a_first_block() -> None:
             map_keys(shapes | {key: (4,)})
     del shapes["patch_embed.proj.weight"]
     with pytest.raises(
-        CheckpointError, match=r"patch_embed.proj.weight is missing, which every file of the timm format has"
+        CheckpointError, match=r"does not contain patch_embed.proj.weight, which the timm format requires"
     ):
         infer_geometry(map_keys(shapes), shapes)
     for patch in ((8, 4), (0, 0)):
         shapes["patch_embed.proj.weight"] = (16, 3, *patch)
         with pytest.raises(
-            CheckpointError, match=f"{patch[0]} x {patch[1]} pixels; vitlite supports only square patches"
+            CheckpointError, match=f"{patch[0]} x {patch[1]} pixels. vitlite supports only square patches"
         ):
             infer_geometry(map_keys(shapes), shapes)
 

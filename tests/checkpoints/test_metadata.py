@@ -59,7 +59,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_transform_survives_json():
     assert transform_from_vitlite(json.loads(json.dumps(TRANSFORM.to_dict()))) == TRANSFORM
-    with pytest.raises(ConfigError, match=r"Invalid fields for a TransformConfig: .*colour"):
+    with pytest.raises(ConfigError, match=r"Invalid preprocessing config: .*colour"):
         transform_from_vitlite(TRANSFORM.to_dict() | {"colour": 1})
     with pytest.raises(ConfigError, match=r"size must be .*got 'big'"):
         transform_from_vitlite(TRANSFORM.to_dict() | {"size": "big"})
@@ -184,13 +184,16 @@ def test_the_patches_that_timm_cuts(name: str, given: dict[str, Any], pixels: in
 def test_two_numbers_of_classes(tmp_path: Path) -> None:
     """timm makes a new head for the one, and loads nothing for the other, without a word."""
     about = {"architecture": "vit_base_patch16_224", "num_classes": 3, "model_args": {"num_classes": 2}}
-    with pytest.raises(CheckpointError, match=r"config\.json: num_classes is 3, but 2 in model_args"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"config\.json: num_classes is 2 in model_args, but the weights were trained with 3 classes",
+    ):
         beside(tmp_path, about)
 
 
 def test_patches_with_two_sides(tmp_path: Path) -> None:
     with pytest.raises(
-        CheckpointError, match=r"config\.json: patch_size is 16 x 8; vitlite supports only square patches"
+        CheckpointError, match=r"config\.json: patch_size is 16 x 8, but vitlite supports only square patches"
     ):
         beside(tmp_path, {"architecture": "vit_base_patch16_224", "model_args": {"patch_size": [16, 8]}})
 
@@ -428,12 +431,12 @@ def test_transformers_switches():
     ({"rescale_offset": True}, "rescale_offset"), ({"do_flip_channel_order": True}, "do_flip_channel_order"),
     ({"image_processor_type": "LevitImageProcessor"}, "Levit"),
     ({"image_processor_type": "VivitImageProcessor"}, "Vivit"),
-    ({"image_processor_type": None}, "The image processor ''"),
+    ({"image_processor_type": None}, "image processor ''"),
 ])  # fmt: skip
 def test_processors_that_do_something_else_are_refused(change, text):
     config = {"size": 224, "resample": 3, **HUGGING}
     assert transform_from_transformers(config | {"do_pad": False, "crop_pct": None}).resize == (224, 224)
-    with pytest.raises(ConfigError, match=f"{text}.* is not supported"):
+    with pytest.raises(ConfigError, match=f"{text}.* (is|does) not support(ed)?"):
         transform_from_transformers(config | change)
 
 

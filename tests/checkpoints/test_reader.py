@@ -141,7 +141,7 @@ def test_shards_that_lack_a_tensor_of_their_index(tmp_path: Path) -> None:
     save_file({name: state[name] for name in names if not name.startswith("head.")}, tmp_path / "a.safetensors")
     index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"index\.json lists head\.bias, which no shard contains"):
+    with pytest.raises(CheckpointError, match=r"index\.json lists the tensor head\.bias, which no shard contains"):
         load(tmp_path, config=TINY)
 
 
@@ -210,7 +210,7 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
         ("[]", "is not a valid JSON file: the top level is not an object"),
         ('{"vitlite": {"config": [1]}}', "vitlite.config must be a JSON object, got [1]."),
         ('{"vitlite": {"config": {}, "preprocess": "none"}}', "vitlite.preprocess must be a JSON object"),
-        ('{"vitlite": {}}', "vitlite has no config."),
+        ('{"vitlite": {}}', "The section `vitlite` of the file has no entry `config`."),
         ('{"model_type": 3}', "model_type must be a string, got 3."),
         ('{"model_type": "vit", "hidden_act": []}', "hidden_act must be a string, got []"),
         ('{"model_type": "vit", "hidden_act": "relu"}', "hidden_act is 'relu'; vitlite supports gelu"),

@@ -102,7 +102,7 @@ def test_folder_that_timm_cannot_open_is_announced_once(
         model.save(tmp_path)
     (record,) = caplog.records
     assert reason in record.getMessage()
-    assert record.getMessage().startswith("timm and transformers cannot load this folder: ")
+    assert record.getMessage().startswith("timm and transformers cannot load the saved model: ")
     about = json.loads((tmp_path / "config.json").read_text())
     assert reason in about["vitlite"]["for_vitlite_alone"]
     assert load(tmp_path).config == model.config
@@ -170,7 +170,7 @@ def test_weights_and_config_json_carry_the_same_id(tmp_path: Path) -> None:
         config = json.loads((tmp_path / name / "config.json").read_text())
         assert checked_metadata(tmp_path / name / "model.safetensors")["vitlite_id"] == config["vitlite_id"]
     (tmp_path / "two" / "config.json").replace(tmp_path / "one" / "config.json")
-    with pytest.raises(CheckpointError, match=r"config\.json: .* written for other weights\. Save the model again"):
+    with pytest.raises(CheckpointError, match=r"config\.json: .* written for other weights: .* Save the model again"):
         load(tmp_path / "one")
 
 
@@ -236,7 +236,7 @@ def test_push_errors(
 def test_push_offline_is_an_error(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the client was imported, which reads the variable then."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DownloadError, match=r"^Cannot upload to .*/me/vit: HF_HUB_OFFLINE is set\. Unset"):
+    with pytest.raises(DownloadError, match=r"^Cannot upload to .*/me/vit: offline mode is on\. Unset"):
         push_to_hub(tiny_model(), "me/vit")
     assert not server.log
 
@@ -327,7 +327,7 @@ def test_reset_head_and_merged_lora_can_be_saved(tmp_path: Path) -> None:
 
 def test_tensor_subclass_is_not_written(tmp_path: Path) -> None:
     weight = torch.ones(2, 3).as_subclass(Quantised)
-    with pytest.raises(CheckpointError, match="Cannot write a, a Quantised of"):
+    with pytest.raises(CheckpointError, match="Cannot write a: Quantised with"):
         write_tensors(tmp_path / "a.safetensors", {"a": weight})
     assert not list(tmp_path.iterdir())
 

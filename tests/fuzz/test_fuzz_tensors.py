@@ -229,7 +229,7 @@ def test_keys_and_values_that_only_together_are_as_many_as_they_should_be(tmp_pa
     changed = {name.format("key"): key[:0], name.format("value"): torch.cat([value, value])}
     (tmp_path / "config.json").write_bytes(config)
     save_file(dict(state) | changed, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="parts must have the same shape"):
+    with pytest.raises(CheckpointError, match="tensors must have the same shape"):
         load(tmp_path)
 
 

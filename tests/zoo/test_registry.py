@@ -213,7 +213,7 @@ def message(name: str) -> str:
 def test_preset_without_a_default_lists_its_checkpoints():
     assert message("vit_huge_32") == (
         "The preset 'vit_huge_32' has no default checkpoint. It has no checkpoints. "
-        "For random weights: create('vit_huge_32', weights=None) (--weights none)."
+        "For random weights, use create('vit_huge_32', weights=None) (--weights none)."
     )
     assert "Its checkpoints: vit_huge_16.ijepa_in1k_448, vit_huge_16.radio_v3_c_radio_512, " in message("vit_huge_16")
     for name in set(PRESETS) - set(registry.DEFAULTS):
@@ -224,10 +224,10 @@ def test_wrong_name_gets_similar_ones():
     text = message("vit_bas_16")
     assert text.startswith("There is no model 'vit_bas_16'. Did you mean vit_base_16, ")
     assert text.endswith(
-        " For all names: list_models() (vitlite list). For a repository of the Hub, a folder or a file: "
-        "vitlite.load(source) (--model SOURCE)."
+        " To list all names, use list_models() (vitlite list). To load a repository of the Hub, a folder or a file, "
+        "use vitlite.load(source) (--model SOURCE)."
     )
-    assert message("qqqq").startswith("There is no model 'qqqq'. For all names: list_models()")
+    assert message("qqqq").startswith("There is no model 'qqqq'. To list all names, use list_models()")
 
 
 def test_wrong_tag_gets_similar_ones_and_the_list():
@@ -240,8 +240,8 @@ def test_wrong_tag_gets_similar_ones_and_the_list():
     assert message("vit_large_16.dinov3") == (
         "There is no checkpoint 'vit_large_16.dinov3'. Did you mean vit_large_16.dinov3_lvd1689m_256, "
         "vit_large_16.dinov3_qkvb_lvd1689m_256, vit_large_16.dinov3_sat493m_256, "
-        "vit_large_16.dinov3_qkvb_sat493m_256? For the 40 checkpoints of vit_large_16: "
-        "list_models('vit_large_16.*') (vitlite list)."
+        "vit_large_16.dinov3_qkvb_sat493m_256? To list all 40 checkpoints of vit_large_16, "
+        "use list_models('vit_large_16.*') (vitlite list)."
     )
 
 
@@ -249,7 +249,7 @@ def test_timm_name_without_its_tag():
     assert message("vit_large_patch32_384") == (
         "'vit_large_patch32_384' is timm's name for an architecture. Pass a checkpoint of it: "
         "vit_large_patch32_384.orig_in21k_ft_in1k. "
-        "For random weights: create('vit_large_patch32_384', weights=None) (--weights none)."
+        "For random weights, use create('vit_large_patch32_384', weights=None) (--weights none)."
     )
 
 

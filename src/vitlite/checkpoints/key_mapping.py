@@ -42,14 +42,14 @@ PARTS = {  # from a tensor to the field of the config that is True if the tensor
 
 
 def _patch_side(length: int, patch_size: int | None) -> int:
-    """Return the side of a flattened patch: `patch_size` if known, otherwise the side for 3 channels or for 1."""
+    """Return the side of a flattened patch in pixels. If `patch_size` is None, assume 3 channels or otherwise 1."""
     if patch_size and length % patch_size**2 == 0:
         return patch_size
     if not patch_size:
         for side in (math.isqrt(length // 3), math.isqrt(length)):
             if side and length in (3 * side**2, side**2):
                 return side
-    raise ValueError(f"a flattened patch of {length} values has neither 3 channels nor 1. Pass patch_size in config=")
+    raise ValueError(f"cannot tell the side of a flattened patch of {length} values. Pass its patch_size in config=")
 
 
 def _patches(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
@@ -70,26 +70,32 @@ def _patch_norm(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
 
 
 def _heads_qkv(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Join Flax's queries, keys and values: kernels (d, heads, head_dim), or biases (heads, head_dim)."""
+    """Join the query, key and value layers of Flax: weights (d, heads, head_dim), or biases (heads, head_dim)."""
     return _joined([x.flatten(1).t() if x.ndim == 3 else x.flatten() for x in parts])
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate queries, keys and values, or gate and value. All parts must have the same shape."""
+    """Concatenate the weights of layers, such as queries, keys and values. All must have the same shape."""
     if len({part.shape for part in parts}) > 1:
-        raise ValueError(f"the parts must have the same shape, got {', '.join(str(tuple(x.shape)) for x in parts)}")
+        raise ValueError(f"these tensors must have the same shape, got {', '.join(str(tuple(x.shape)) for x in parts)}")
     return torch.cat(tuple(parts))
 
 
 def _rows_of(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Add rows of the position table to a token. `parts`: the token, the table, and the tokens with earlier rows."""
+    """Add the rows of the position table that belong to a token to this token.
+
+    `parts` contains the token, the table, and the tokens whose rows come first in the table.
+    """
     token, table, *before = parts
     first = sum(other.shape[1] for other in before)
     return token + table[:, first : first + token.shape[1]]
 
 
 def _rows_after(parts: Sequence[Tensor], patch_size: int | None) -> Tensor:
-    """Return the rows of the position table for patches. `parts`: the table, and the tokens with earlier rows."""
+    """Return the rows of the position table that belong to patches.
+
+    `parts` contains the table, and the tokens whose rows come first in the table.
+    """
     table, *tokens = parts
     return table[:, sum(token.shape[1] for token in tokens) :]
 
@@ -128,7 +134,8 @@ def _without_keys(bias: Tensor, count: int) -> Sequence[Tensor]:
     queries, keys, values = bias.chunk(3)
     if keys.any():
         raise CheckpointError(
-            "timm's Eva has no bias for keys, but this model has one. Convert to vitlite instead (--to vitlite)."
+            "Cannot convert to timm: timm's Eva has no bias for keys, but this model has one. Convert to vitlite "
+            "instead (--to vitlite)."
         )
     return queries, values
 
@@ -154,7 +161,7 @@ INVERSE_OPS: dict[str, Callable[[Tensor, int], Sequence[Tensor]]] = {
 
 
 class Rule(NamedTuple):
-    """The names of one tensor in vitlite and in a format. '#' stands for an index of a block, stage or unit."""
+    """The names of one tensor in vitlite and in a checkpoint format. '#' is the index of a block, stage or unit."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -190,12 +197,12 @@ class CheckpointFormat:
     bare_proj: bool = False
 
     def full_name(self, prefix: str, theirs: str, numbers: Sequence[int]) -> str:
-        """Return the name of a tensor in a file. A name that starts with '^' in the table has no prefix."""
+        """Return the name of a tensor in a file, with prefix and block numbers. A name with a '^' gets no prefix."""
         name = theirs[1:] if theirs.startswith("^") else prefix + theirs
         return _numbered(name, numbers) if numbers else name
 
     def spell(self, prefix: str, ours: str) -> tuple[str, ...]:
-        """Return the names in a file for a tensor of vitlite. A tensor without such names keeps its own name."""
+        """Return the names in a file for one of vitlite's tensors, or vitlite's name if the format has none."""
         row, numbers = _row_and_numbers(ours)
         for rule in self.rules:
             if rule.ours == row:
@@ -203,7 +210,7 @@ class CheckpointFormat:
         return (ours,)
 
     def find_prefix(self, names: Container[str]) -> str | None:
-        """Return the longest prefix with which the names contain a first block in this format, or None."""
+        """Return the longest prefix under which `names` contains the first block of a ViT, or None if there is none."""
         for prefix in sorted(("", *self.prefixes), key=len, reverse=True):
             if self.needs is not None and self.full_name(prefix, self.needs, ()) not in names:
                 continue
@@ -220,14 +227,14 @@ class CheckpointFormat:
         return None
 
     def drops(self, prefix: str, name: str) -> bool:
-        """Return whether the format lists a tensor as not part of the ViT."""
+        """Return whether the format marks a tensor as one that is not part of the ViT and can be left out."""
         if name.startswith(prefix):
             return re.fullmatch(self.dropped, name.removeprefix(prefix)) is not None
         return re.fullmatch(self.outside, name) is not None
 
 
 def _numbered(name: str, numbers: Sequence[int]) -> str:
-    """Replace '#' in a name by a number, and '#+' by the number plus one."""
+    """Replace each '#' in a name with the next number, and each '#+' with the next number plus one."""
     for number in numbers:
         before, mark, after = name.partition("#")
         if mark:
@@ -236,17 +243,17 @@ def _numbered(name: str, numbers: Sequence[int]) -> str:
 
 
 def _row_and_numbers(ours: str) -> tuple[str, list[int]]:
-    """Replace the numbers in a name: "blocks.3.norm1.bias" -> ("blocks.#.norm1.bias", [3])."""
+    """Replace the numbers in a name with '#', and return both: "blocks.3.norm1" -> ("blocks.#.norm1", [3])."""
     return re.sub(r"\.\d+\.", ".#.", ours), [int(number) for number in re.findall(r"\.(\d+)\.", ours)]
 
 
 def _stacked(name: str) -> str:
-    """Return the name of the tensor in which big_vision stacks a tensor of all blocks."""
+    """Return the name of the tensor in which big_vision stacks the tensors of all blocks."""
     return re.sub(r"/encoderblock_\d+/", "/encoderblock/", name)
 
 
 def _parse_row(line: str, flax: bool) -> list[Rule]:
-    """Parse a row of the table. A name without an ending stands for a weight and a bias."""
+    """Parse a row of data/formats.txt. A name without an ending stands for both a weight and a bias."""
     ours, theirs, op = (*line.split(), "same")[:3]
     stem, _, several = theirs.partition("{")
     names = [stem + name for name in several.rstrip("}").split(",")]
@@ -259,7 +266,7 @@ def _parse_row(line: str, flax: bool) -> list[Rule]:
 
 
 def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointFormat]) -> CheckpointFormat:
-    """Parse a section of the table, which consists of settings (`name = JSON`) and rows."""
+    """Parse a section of data/formats.txt, which consists of settings (`name = JSON`) and rows of tensor names."""
     settings: dict[str, Any] = {}
     rules: list[Rule] = []
     for line in section.splitlines():
@@ -280,7 +287,11 @@ def _parse_format(name: str, section: str, earlier: Mapping[str, CheckpointForma
 
 
 def read_formats(table: str) -> tuple[dict[str, CheckpointFormat], dict[str, str]]:
-    """Return the formats in a data file by name, and the reasons why tensor names are not supported, by pattern."""
+    """Read checkpoint formats from a file in the data folder.
+
+    Returns:
+        The formats by name, and a dictionary from patterns of unsupported tensor names to the reasons.
+    """
     text = (files("vitlite.checkpoints") / "data" / table).read_text(encoding="utf-8")
     sections, _, unsupported = text.partition("[unsupported]\n")
     formats: dict[str, CheckpointFormat] = {}
@@ -301,7 +312,10 @@ FORMATS, UNSUPPORTED = read_formats("formats.txt")
 
 
 class MappedTensor(NamedTuple):
-    """How to make a tensor of the model from tensors of the file. Without `parts`, the format implies the values."""
+    """A tensor of the model, to be computed from the tensors `parts` of a file.
+
+    If `parts` is empty, the tensor is not in the file, because the checkpoint format implies its values.
+    """
 
     parts: tuple[str, ...]
     op: str
@@ -312,7 +326,8 @@ class MappedTensor(NamedTuple):
 class KeyMapping(NamedTuple):
     """The mapping from vitlite's tensor names to the tensors of a file.
 
-    `dropped` lists the tensors of the file that are not part of the ViT, and `unknown` lists unexpected tensors.
+    `dropped` contains the names of tensors in the file that are known not to be part of the ViT. `unknown` contains the
+    names of all other tensors that have no place in the model.
     """
 
     format: CheckpointFormat
@@ -344,15 +359,15 @@ def detect_format(names: Collection[str]) -> tuple[CheckpointFormat, str]:
         return fitting[0]
     seen = ", ".join(sorted({re.sub(r"\d+", "#", name) for name in names})[:12])
     if fitting:
-        problem = f"fit more than one format ({', '.join(each.name for each, _ in fitting)})"
+        problem = f"fit more than one checkpoint format ({', '.join(each.name for each, _ in fitting)})"
     else:
-        problem = "do not fit any known format"
+        problem = "do not fit any known checkpoint format"
     known = ", ".join(each.name for each in readable)
     raise CheckpointError(f"The tensor names {problem}: {seen}, ... Known formats: {known}.")
 
 
 def map_own_names(shapes: Mapping[str, Shape]) -> KeyMapping:
-    """Return the mapping for a file in which all tensors have vitlite's names."""
+    """Return the mapping for a file whose tensors all have vitlite's names."""
     tensors = {name: MappedTensor((name,), "same", shape) for name, shape in shapes.items()}
     return KeyMapping(FORMATS["timm"], "", None, tensors, [], [])
 
@@ -361,8 +376,9 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
     """Map the tensor names of a file to vitlite's names.
 
     Args:
-        shapes: The shapes of the tensors of the file.
-        patch_size: The patch size. Required for vit-pytorch, which flattens patches, unless there are 1 or 3 channels.
+        shapes: The shapes of the tensors in the file by name.
+        patch_size: The patch size, if it is known. Required only for weights of vit-pytorch for images that do not have
+            1 or 3 channels, because vit-pytorch flattens patches.
 
     Raises:
         CheckpointError: The file is not a ViT in a known format, or its shapes do not fit the format.
@@ -398,7 +414,10 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
 def _numbers(
     checkpoint_format: CheckpointFormat, prefix: str, shapes: Mapping[str, Shape]
 ) -> dict[int, list[tuple[int, ...]]]:
-    """Return the numbers for '#' in a rule: no numbers, the blocks, or the pairs of stage and unit of the stem."""
+    """Return the numbers that can replace the '#' marks in a name, by the number of marks.
+
+    A single mark stands for a block, and two marks stand for a stage of the stem and a unit in this stage.
+    """
     block_rules = [rule for rule in checkpoint_format.rules if rule.ours.count("#") == 1]
     stems = {prefix + rule.theirs[0].partition("#")[0] for rule in block_rules}
     number = re.compile(f"(?:{'|'.join(re.escape(stem) for stem in stems)})(\\d+)")
@@ -423,7 +442,7 @@ def _numbers(
 def _resulting_shape(
     rule: Rule, parts: Sequence[str], shapes: Mapping[str, Shape], row: int | None, patch_size: int | None
 ) -> Shape:
-    """Return the shape of the tensor that a rule makes, which is computed on the meta device."""
+    """Return the shape of the tensor that a rule computes from tensors of a file. No values are computed."""
     theirs = [shapes[part] if row is None else shapes[part][1:] for part in parts]
     try:
         shape = theirs[0]
@@ -440,7 +459,7 @@ def _resulting_shape(
 
 
 def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str, MappedTensor]) -> None:
-    """Add tensors that are not in the file because the format implies the values, such as zero biases."""
+    """Add the tensors that are not in a file because its format implies their values, such as zero biases."""
     if checkpoint_format.bare_head and "head.weight" in tensors:
         tensors["head.bias"] = MappedTensor((), "zeros", tensors["head.weight"].shape[:1])
     if checkpoint_format.bare_proj and not any(".attn.proj." in name for name in tensors):
@@ -452,14 +471,17 @@ def _add_implied_tensors(checkpoint_format: CheckpointFormat, tensors: dict[str,
 
 
 def _tokens_with_rows(mapping: KeyMapping) -> list[str]:
-    """Return the tokens that have or may have rows in the position table. Without registers, return no tokens."""
+    """Return the names of the tokens that may have rows in the position table, or [] if there are no registers."""
     if not {"reg_token", "pos_embed"} <= mapping.tensors.keys():
         return []
     return [name for name in mapping.format.folds if name in mapping.tensors]
 
 
 def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
-    """Add the rows of the class token and the registers to these tokens, so that the table covers only the patches."""
+    """Move position rows of the class token and the registers into these tokens.
+
+    In the new mapping, the rows are added to the tokens, and the position table covers only the patches.
+    """
     tokens = _tokens_with_rows(mapping)
     if not tokens:
         return mapping
@@ -477,7 +499,7 @@ def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
 
 
 def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str, Any]:
-    """Return the fields of the config that names and shapes determine, and six other values.
+    """Infer fields of the config, and six other values, from the names and shapes of the tensors.
 
     The others are `attention_dim`, the width of all heads together; `position_rows`, the number of rows of the position
     table; `token_rows`, the number of rows that may belong to tokens before the patches; `gated`, whether the MLPs are
@@ -531,7 +553,7 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
 
 
 def _which_norm(tensors: Container[str], values: Mapping[str, str]) -> str:
-    """Return the value of the first of these tensors that is there, or "none"."""
+    """Return the value of the first key in `values` that is the name of a tensor, or "none"."""
     return next((value for name, value in values.items() if name in tensors), "none")
 
 
@@ -551,14 +573,19 @@ def _check_supported(mapping: KeyMapping) -> None:
     for name in (*needed, "blocks.0.mlp.fc2.weight"):
         if name not in mapping.tensors:
             theirs = ", ".join(mapping.format.spell(mapping.prefix, name))
-            raise CheckpointError(f"{theirs} is missing, which every file of the {mapping.format.name} format has.")
+            raise CheckpointError(
+                f"The file does not contain {theirs}, which the {mapping.format.name} format requires. Check that the "
+                "file contains a complete ViT."
+            )
 
 
 def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
     """Return the fields stem, patch_size, channels and dim, inferred from the shapes."""
     dim, channels, patch, across = tensors["patch_embed.proj.weight"].shape
     if patch != across or patch == 0:
-        raise CheckpointError(f"The patches are {patch} x {across} pixels; vitlite supports only square patches.")
+        raise CheckpointError(
+            f"The patch projection has a kernel of {patch} x {across} pixels. vitlite supports only square patches."
+        )
     before, after = STEM_UNIT.split("#.blocks.#")
     names = [name for name in tensors if name.startswith(before) and name.endswith(after)]
     stem: tuple[int, ...] | None = None  # the number of units in each stage of a hybrid's stem
@@ -566,13 +593,16 @@ def patch_geometry(tensors: Mapping[str, MappedTensor]) -> dict[str, Any]:
         units = Counter(int(name.split(".")[3]) for name in names)
         stem = tuple(units[stage] for stage in range(len(units)))
         if first_kernel(stem) not in tensors or not all(stem) or len(stem) > 4:
-            raise CheckpointError(f"The stem is not that of a hybrid ViT: its stages have {stem} units.")
+            raise CheckpointError(
+                f"The ResNet stem has {stem} units in its stages. vitlite supports only the stems of hybrid ViTs, "
+                "which have at most 4 stages."
+            )
         channels = tensors[first_kernel(stem)].shape[1]
     return {"stem": stem, "patch_size": patch * stem_stride(stem), "channels": channels, "dim": dim}
 
 
 def first_kernel(stem: tuple[int, ...] | None) -> str:
-    """Return the name of the first convolution kernel, which is applied to the pixels."""
+    """Return the name of the convolution kernel that is applied to the pixels."""
     if stem is None:
         return "patch_embed.proj.weight"
     return f"patch_embed.backbone.{'stem.' if stem else ''}conv.weight"
@@ -601,7 +631,10 @@ def _infer_pool(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapp
 
 
 def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value `rotary` and, if the file contains DINOv3's periods, the fields rope and heads."""
+    """Infer whether the file probably has rotary positions of an unknown kind.
+
+    If it contains DINOv3's periods, the kind is known, and the fields rope, heads and positions are returned as well.
+    """
     periods = [name for name in mapping.dropped if name.endswith(".periods")]
     if periods:
         head_width = 4 * math.prod(shapes[periods[0]])  # a period for every four channels
@@ -618,7 +651,7 @@ def _infer_rotation(mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: 
 def rename_tensors(
     checkpoint_format: CheckpointFormat, prefix: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a model with the names of a format.
+    """Return the tensors of a model under the names of a checkpoint format.
 
     Raises:
         CheckpointError: The format has no name for one of the tensors.
@@ -626,7 +659,10 @@ def rename_tensors(
     rule_of = {rule.ours: rule for rule in reversed(checkpoint_format.rules)}
     unknown = sorted(name for name in tensors if _row_and_numbers(name)[0] not in rule_of)
     if unknown:
-        raise CheckpointError(f"The {checkpoint_format.name} format has no names for {', '.join(unknown)}.")
+        raise CheckpointError(
+            f"The {checkpoint_format.name} format has no names for the tensors {', '.join(unknown)}. Convert to "
+            "vitlite instead (--to vitlite)."
+        )
     tensors = dict(tensors)
     if checkpoint_format.folds and not checkpoint_format.may_fold and {"reg_token", "pos_embed"} <= tensors.keys():
         rows = sum(tensors[name].shape[1] for name in checkpoint_format.folds)

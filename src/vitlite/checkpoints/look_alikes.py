@@ -25,10 +25,10 @@ def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any], *, rotary: bool
     """Return a description of other networks with these tensor names and shapes, or "" if none are known.
 
     Args:
-        mapping: The tensors.
+        mapping: The tensors of the file.
         geometry: The result of `infer_geometry`.
-        rotary: Whether the config has a rotation, so that it describes one of the networks with rotary positions.
-        pools_all: Whether the config states that attention pooling reads all tokens.
+        rotary: True if the config has rotary positions, so that networks with rotary positions are not look-alikes.
+        pools_all: True if the config says that attention pooling reads all tokens.
     """
     if mapping.format.name not in ("timm", "openai"):
         return ""

@@ -30,7 +30,7 @@ SHAPE = ("patch_size", "dim", "depth", "heads", "mlp_dim")  # the fields that a 
 
 @dataclass(frozen=True, kw_only=True)
 class Metadata:
-    """The information about a checkpoint from one source, other than the tensors."""
+    """The information about a checkpoint in one source, such as a config.json or a record of the zoo."""
 
     source: str = ""  # the name of the source in errors: "config.json", "the record of vit_base_16.dino"
     fields: Mapping[str, Any] = field(default_factory=dict)  # fields of `ViTConfig`
@@ -68,12 +68,12 @@ def metadata_from_preset(name: str) -> Metadata:
 
 
 def metadata_from_config(config: ViTConfig) -> Metadata:
-    """Return the metadata for a complete config that the caller passed."""
+    """Return the metadata for a complete config that the caller passed as `config`."""
     return Metadata(source=CONFIG_ARGUMENT, fields=vars(config))
 
 
 def transform_from_record(record: Record) -> TransformConfig:
-    """Return the transform of a checkpoint of the zoo."""
+    """Return the preprocessing of a zoo checkpoint for images of the size of its config."""
     resized = math.floor(record.pixels / record.crop_pct)
     transform = TransformConfig(
         size=(record.pixels, record.pixels),
@@ -97,7 +97,7 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
 
     Args:
         folder: The folder of the weights.
-        weights_id: The `vitlite_id` in the header of the weights.
+        weights_id: The `vitlite_id` in the header of the weights, or None if there is none.
 
     Raises:
         CheckpointError: A file is damaged, was written for other weights, or describes an unsupported model.
@@ -111,7 +111,10 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
     config_id = config.get(ID)
     try:
         if config_id != weights_id and None not in (config_id, weights_id):
-            raise CheckpointError("the file was written for other weights. Save the model again.")
+            raise CheckpointError(
+                f"This file was written for other weights: its {ID} is {config_id}, but {weights_id} in the weights "
+                "file. Save the model again."
+            )
         if "vitlite" in config and config_id == weights_id:
             from vitlite.checkpoints.formats.vitlite import metadata_from_vitlite
 
@@ -125,14 +128,17 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
 
             return metadata_from_transformers(config, _read_preprocessor(folder))
         if "vitlite" in config:
-            raise CheckpointError("the file was not written for these weights. Save the model again.")
+            raise CheckpointError(
+                f"This file was not written together with the weights, because only one of them has a {ID}. Save the "
+                "model again."
+            )
     except CheckpointError as error:
         raise error.within(str(folder / CONFIG)) from None
     return Metadata()
 
 
 def _read_preprocessor(folder: Path) -> Mapping[str, Any]:
-    """Return the preprocessing config in the files of transformers, or an empty mapping if there are no files."""
+    """Return the image preprocessing config that transformers wrote, or an empty mapping if there is none."""
     processor = _read_table(folder / PROCESSOR).get("image_processor")
     return processor if isinstance(processor, dict) else _read_table(folder / PREPROCESSOR)
 

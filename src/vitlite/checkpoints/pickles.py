@@ -38,15 +38,16 @@ def without_pickle(source: Path, key: str | None = None) -> Iterator[Path]:
 
     Args:
         source: A file or a folder.
-        key: The network to take from a pickle that contains several networks.
+        key: The key of the network in a pickle that contains several networks.
 
     Raises:
         CheckpointError: The pickle contains no ViT, more than one ViT, or objects other than tensors and plain values.
+        ConfigError: `key` is not None, but the source is not a pickle.
     """
     path = weights_in(source) if source.is_dir() else source
     if path.suffix not in PICKLES:
         if key is not None:
-            raise ConfigError(f"key= applies only to pickles, and {path} is not a pickle. Leave out key= (--key).")
+            raise ConfigError(f"key= (--key) applies only to pickles, but {path} is not a pickle. Leave out key=.")
         yield source
         return
     check_not_a_shard(path)
@@ -85,8 +86,9 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
             if foreign is None:
                 raise
             raise CheckpointError(
-                f"{path} contains the object {foreign[1]}, which could run code. If you trust the file, save only the "
-                "tensors in Python: torch.save(torch.load(PATH, weights_only=False).state_dict(), NEW)."
+                f"{path} contains an object of the type {foreign[1]}, and loading it could run code. If you trust the "
+                "file, save only the tensors in Python: torch.save(torch.load(PATH, weights_only=False).state_dict(), "
+                "NEW)."
             ) from None
     found = _find_vits(content)
     if key is None and len(found) > 1:
@@ -94,18 +96,21 @@ def read_pickle(path: Path, key: str | None = None) -> dict[str, Tensor]:
     if not found or key not in (None, *found):
         keys = ", ".join(map(str, content)) if isinstance(content, Mapping) else type(content).__name__
         raise CheckpointError(
-            f"{path} contains no ViT in a known format{f' at {key}' if key else ''}. It contains: "
+            f"{path} contains no ViT in a known format{f' under the key {key!r}' if key else ''}. It contains: "
             f"{', '.join(found) or keys}."
         )
     tensors = next(iter(found.values())) if key is None else found[key]
     size = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     if size > 10 * path.stat().st_size + MAX_UNPACKED:  # a small file may expand to huge tensors
-        raise CheckpointError(f"{path} is damaged: it would unpack to {size} bytes. Download it again.")
+        raise CheckpointError(f"{path} is damaged: its tensors would take {size} bytes. Download the file again.")
     return tensors
 
 
 def _find_vits(content: Any, key: str = "", depth: int = 0) -> dict[str, dict[str, Tensor]]:
-    """Return the dictionaries with the tensors of a ViT, by their keys, joined with dots if nested."""
+    """Find the dictionaries that contain the tensors of a ViT, also in nested dictionaries.
+
+    Each is returned under its key. The keys of nested dictionaries are joined with dots.
+    """
     if not isinstance(content, Mapping) or depth > MAX_DEPTH:
         return {}
     named = {name: value for name, value in content.items() if isinstance(name, str)}

@@ -45,7 +45,7 @@ SHARD = re.compile(r"-\d{5}-of-(\d{5})\.\w+$")
 
 
 class Entry(NamedTuple):
-    """A tensor in a file, without the values."""
+    """A tensor in a weights file, whose values can be read with `read`."""
 
     shape: Shape
     dtype: str  # safetensors' name of the dtype, a key of `FLOATS` if supported
@@ -84,13 +84,13 @@ class WeightsFile(NamedTuple):
             dtype = self.entries[name].dtype
             if dtype not in FLOATS:
                 raise CheckpointError(
-                    f"{name} has the dtype {dtype}; vitlite supports {', '.join(FLOATS)}. Use a file with weights that "
-                    "are not quantised."
+                    f"{name} has the dtype {dtype}, but vitlite supports only {', '.join(FLOATS)}. Use a file with "
+                    "weights that are not quantised."
                 )
 
 
 class Location(NamedTuple):
-    """Weights on the local disk."""
+    """The location of weights on the local disk, and where they came from."""
 
     path: Path
     metadata: Path | None = None  # the folder of the config.json that describes the weights
@@ -134,7 +134,7 @@ def locate(source: str | PathLike[str]) -> Location:
 
 
 def _must_be_path(source: str) -> bool:
-    """Return whether a source that does not exist cannot be a repository "owner/name" of the Hub."""
+    """Return whether a source can only be a path, and not a repository "owner/name" of the Hub."""
     name = source.partition("@")[0]
     owner, _, rest = name.partition("/")
     suffixes = (*READABLE, *PICKLES, ".json")
@@ -163,13 +163,16 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                     raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
             if entries.keys() & found.keys():
                 twice = min(entries.keys() & found.keys())
-                raise CheckpointError(f"{path}: more than one shard contains {twice}. Download all shards again.")
+                raise CheckpointError(
+                    f"{path}: more than one shard contains the tensor {twice}. Download all shards again."
+                )
             entries |= found
         if path.suffix == ".json":
             missing = _weight_map(path).keys() - entries.keys()
             if missing:
                 raise CheckpointError(
-                    f"{path} lists {min(missing)}, which no shard contains. Download the index and all shards again."
+                    f"{path} lists the tensor {min(missing)}, which no shard contains. Download the index and all "
+                    "shards again."
                 )
         shapes = {name: entry.shape for name, entry in entries.items()}
         yield WeightsFile(path, files, entries, shapes, metadata if len(files) == 1 else {})
@@ -197,22 +200,31 @@ def files_of(path: Path) -> tuple[Path, list[Path]]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the file name of the shard for each tensor that an index lists."""
+    """Read an index of shards. Return the file name of the shard that contains each tensor."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise CheckpointError(f"{index}: weight_map must be an object, got {weight_map!r}.")
+        raise CheckpointError(
+            f"{index}: weight_map must be a JSON object, got {weight_map!r}. Download the file again."
+        )
     for name, shard in weight_map.items():
         is_name = isinstance(shard, str) and Path(shard).name == shard and "\\" not in shard
         if not is_name or not shard.endswith(".safetensors"):
             raise CheckpointError(
                 f"{index}: weight_map[{name!r}] must be the name of a .safetensors file in the same folder, got "
-                f"{shard!r}."
+                f"{shard!r}. Correct the file or download it again."
             )
     return weight_map
 
 
 def weights_in(folder: Path) -> Path:
-    """Return the weights file in a folder: a file with a usual name, or the only weights file or pickle."""
+    """Return the weights file in a folder.
+
+    A file with a usual name, such as model.safetensors, takes priority. Otherwise, the folder must contain exactly one
+    weights file or pickle.
+
+    Raises:
+        CheckpointError: There is no weights file, or more than one.
+    """
     for name in (WEIGHTS, INDEX, USUAL_PICKLE):
         if (folder / name).exists():
             return folder / name
@@ -229,7 +241,7 @@ def weights_in(folder: Path) -> Path:
 
 
 def check_not_a_shard(path: Path) -> None:
-    """Check that the name of a file is not that of a shard.
+    """Check that a file is not one of several shards, by its name.
 
     Raises:
         CheckpointError: The file is one of several shards.
@@ -250,10 +262,14 @@ def metadata_folder(path: Path) -> Path | None:
 
 
 def path_of(place: Any, what: str = "weights") -> Path:
-    """Return a path from the caller, with ~ expanded.
+    """Convert an argument to a path, and expand ~ to the home folder.
+
+    Args:
+        place: The argument.
+        what: The name of the argument for the error message.
 
     Raises:
-        ConfigError: The argument is not a path, or is empty. For Python, an empty path is the current folder.
+        ConfigError: The argument is not a path, or is empty. (pathlib would take an empty path for the current folder.)
     """
     if not isinstance(place, (str, PathLike)) or not str(place).strip():
         raise ConfigError(f"{what} must be a path, got {place!r}.")
@@ -262,7 +278,7 @@ def path_of(place: Any, what: str = "weights") -> Path:
 
 @contextmanager
 def naming_damage(file: Path) -> Iterator[None]:
-    """Turn an exception from reading a file into a CheckpointError with the name of the file."""
+    """Turn any exception that is raised while reading a file into a CheckpointError that names the file."""
     try:
         yield
     except VitliteError:
@@ -295,7 +311,7 @@ def _open_safetensors(file: Path, stack: ExitStack) -> tuple[dict[str, Entry], d
 
 
 def checked_metadata(file: Path) -> dict[str, str]:
-    """Let the safetensors library check the header of a file, and return the metadata in it.
+    """Check the header of a safetensors file with the safetensors library, and return the metadata in the header.
 
     Raises:
         Exception: The file is damaged. `naming_damage` handles the exceptions of the library.

@@ -24,6 +24,7 @@ from vitlite.nn.vit import model_on_meta
 from vitlite.zoo import registry
 
 TENSORS = "the tensors"
+CHECK_CONFIG = "Check that the config belongs to these weights."
 REQUIRED = (
     "patch_size",
     "image_size",
@@ -48,21 +49,21 @@ ASSUMED = {  # assumptions for the load report, because unpublished networks hav
 
 
 class Value(NamedTuple):
-    """The value of a field, and its source."""
+    """The value of a config field, and the name of the source that states it."""
 
     value: Any
     source: str
 
 
 class Resolved(NamedTuple):
-    """The config of a checkpoint, and the source of each field, such as {"heads": "config.json"}."""
+    """The config of a checkpoint, and the name of each field's source, such as {"heads": "config.json"}."""
 
     config: ViTConfig
     provenance: Mapping[str, str]
 
 
 class Evidence(NamedTuple):
-    """The information from the names and shapes of the tensors in a file."""
+    """The information that was inferred from the names and shapes of the tensors in a file."""
 
     format: CheckpointFormat
     geometry: Mapping[str, Any]  # the result of `infer_geometry`
@@ -77,13 +78,13 @@ def understand(
     Args:
         file: The open file.
         own: The metadata beside the file.
-        given: The metadata from the caller. Metadata from `like` supply fields that are missing in `own`, and may
-            differ from `own` in `RUNTIME` and `FINE_TUNED` only. A `config` may differ from `own` in `RUNTIME` only.
+        given: The metadata from the argument `like` or `config` of `load`, for fields that are missing in `own`. Other
+            fields must agree with `own`, except `RUNTIME` and, for `like`, `FINE_TUNED`.
         defaults: Values for fields that would otherwise be unknown.
 
     Raises:
-        CheckpointError: The file is not a plain ViT, or the metadata contradict the tensors.
-        ConfigError: No source determines a field.
+        CheckpointError: The file is not a plain ViT, or the metadata contradicts the tensors.
+        ConfigError: A field of the config is not determined by any source.
     """
     given = given or Metadata()
     try:
@@ -123,7 +124,7 @@ def understand(
 def resolve_fields(
     evidence: Evidence, own: Metadata, given: Metadata, defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Value]:
-    """Return the value of each field that the tensors, the checkpoint format or the metadata determine.
+    """Return the value of each config field that the tensors, the checkpoint format or the metadata determine.
 
     Raises:
         CheckpointError: Two sources disagree about a field.
@@ -162,7 +163,7 @@ def _difference(name: str, one: Value, other: Value) -> str:
 def _stated_fields(
     own: Metadata, given: Metadata, checkpoint_format: CheckpointFormat
 ) -> tuple[dict[str, Value], dict[str, str]]:
-    """Return the value of each field in the metadata, and a clause about each field with two different values."""
+    """Return the value of each config field in the metadata, and a clause about each field with two values."""
     values = {name: Value(value, own.source) for name, value in own.fields.items()}
     is_config = given.source == CONFIG_ARGUMENT
     may_differ = RUNTIME if is_config else (*RUNTIME, *FINE_TUNED)
@@ -187,11 +188,13 @@ def _disagreement(disagreements: Mapping[str, str], given: Metadata, num_classes
     text = f"Checkpoint and config disagree: {'; '.join(in_order)}."
     if given.format and list(disagreements) == ["num_classes"]:
         text += f" For a model fine-tuned on {num_classes} classes, pass num_classes={num_classes} (--num-classes)."
+    else:
+        text += f" {CHECK_CONFIG}"
     return CheckpointError(text)
 
 
 def _resolve_layer_scale(values: dict[str, Value], disagreements: dict[str, str], *, has_scale: bool) -> None:
-    """Check that tensors and metadata agree on the existence of layer scale, and set the initial value."""
+    """Check that tensors and metadata agree on whether the model has layer scale, and set its initial value."""
     stated = values.get("layer_scale")
     if stated is not None and (stated.value is not None) != has_scale:
         there = "present" if has_scale else "absent"
@@ -253,9 +256,9 @@ def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Meta
     if "image_size" in values:
         size = values["image_size"]
         raise CheckpointError(
-            f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, which does not fit the "
-            f"{rows} rows of the position table with patches of {patch} pixels. To run the model at another size, pass "
-            "image_size= (--size)."
+            f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, but the position table in "
+            f"the file has {rows} rows, which is not the number of tokens for this size and patch_size {patch}. State "
+            "the image size of the weights there. To run the model at another size, pass image_size= (--size)."
         )
 
 
@@ -264,7 +267,7 @@ def _usual_sizes(*sources: Metadata) -> list[Value]:
 
 
 def _possible_token_rows(checkpoint_format: CheckpointFormat, geometry: Mapping[str, Any]) -> Sequence[int]:
-    """Return how many rows of the position table may belong to the class token and the registers, likeliest first."""
+    """Return the numbers of position rows that may belong to the class token and the registers, likeliest first."""
     if geometry["token_rows"]:
         return [0, geometry["token_rows"]]
     if not geometry["class_token"] or geometry["registers"]:
@@ -284,8 +287,8 @@ def _set_cls_position(values: dict[str, Value], geometry: Mapping[str, Any], *, 
         stated = values.get("cls_position")
         if stated is not None and stated.value != has_row:
             raise CheckpointError(
-                f"Checkpoint and config disagree: cls_position is {has_row} in the position table and {stated.value} "
-                f"in {stated.source}."
+                f"Checkpoint and config disagree: cls_position is {stated.value} in {stated.source}, but the position "
+                f"table in the file has {'a' if has_row else 'no'} row for the class token. {CHECK_CONFIG}"
             )
         values["cls_position"] = Value(has_row, TENSORS)
 
@@ -294,20 +297,21 @@ def _set_cls_position(values: dict[str, Value], geometry: Mapping[str, Any], *, 
 
 
 def _resolve_heads(values: dict[str, Value], geometry: Mapping[str, Any]) -> None:
-    """Check that the number of heads divides the width of attention. Set head_dim if the width differs from dim."""
+    """Check that the number of heads fits the attention layers. Set head_dim if their width differs from dim."""
     if "heads" not in values:
         return
     heads, width, dim = values["heads"], geometry["attention_dim"], values["dim"].value
     stated = values.pop("head_dim", Value(None, ""))
     if type(heads.value) is not int or heads.value < 1 or width % heads.value:
         raise CheckpointError(
-            f"Checkpoint and config disagree: attention has a width of {width} in the tensors, which is not divisible "
-            f"by the {heads.value} heads in {heads.source}."
+            f"Checkpoint and config disagree: heads is {heads.value} in {heads.source}, but the attention layers in "
+            f"the file have {width} channels, which cannot be divided into this number of heads. {CHECK_CONFIG}"
         )
     if stated.value is not None and stated.value * heads.value != width:
         raise CheckpointError(
-            f"Checkpoint and config disagree: attention has a width of {width} in the tensors, but {heads.value} heads "
-            f"of width {stated.value} in {stated.source}."
+            f"Checkpoint and config disagree: heads is {heads.value} in {heads.source} and head_dim is {stated.value} "
+            f"in {stated.source}, but the attention layers in the file have {width} channels, not "
+            f"{heads.value * stated.value}. {CHECK_CONFIG}"
         )
     if width != dim:
         values["head_dim"] = Value(width // heads.value, TENSORS)
@@ -321,14 +325,14 @@ def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat
     by_attention = pool.value in ("map", "map_all")
     if by_attention != has_attention_pool:
         measured = Value("map" if has_attention_pool else "not map", TENSORS)
-        raise CheckpointError(f"Checkpoint and config disagree: {_difference('pool', measured, pool)}.")
+        raise CheckpointError(f"Checkpoint and config disagree: {_difference('pool', measured, pool)}. {CHECK_CONFIG}")
     if by_attention or not values["class_token"].value or pool.value in checkpoint_format.pools:
         return
     if pool.value == "cls_and_distillation" and values["registers"].value == 1:
         return
     raise CheckpointError(
-        f"Checkpoint and config disagree: pool is {pool.value} in {pool.source}, but files of the "
-        f"{checkpoint_format.name} format support only {' or '.join(checkpoint_format.pools)}."
+        f"Checkpoint and config disagree: pool is {pool.value} in {pool.source}, but a file in the "
+        f"{checkpoint_format.name} format must have {' or '.join(checkpoint_format.pools)}. {CHECK_CONFIG}"
     )
 
 
@@ -338,7 +342,7 @@ def _check_pool(values: Mapping[str, Value], checkpoint_format: CheckpointFormat
 def _ambiguous_fields(
     mapping: KeyMapping, shapes: Mapping[str, Shape], geometry: Mapping[str, Any], *, names_network: bool
 ) -> dict[str, str]:
-    """Return the fields that the tensors suggest but do not determine, and the reasons."""
+    """Return the config fields that the tensors suggest but do not determine, and the reasons."""
     name, tensors = mapping.format.name, mapping.tensors
     ambiguous = {}
     kernel = tensors["patch_embed.proj.weight"]
@@ -361,10 +365,10 @@ def _ambiguous_fields(
 
 
 def _check_network(mapping: KeyMapping, evidence: Evidence, own: Metadata, values: Mapping[str, Value]) -> None:
-    """Check that the file is not of another network with the same tensors.
+    """Check that the tensors of a file cannot belong to another kind of network.
 
     Raises:
-        ConfigError: The tensors do not determine the network.
+        ConfigError: Networks of other kinds have tensors of the same names and shapes.
     """
     from vitlite.checkpoints.look_alikes import look_alike
 
@@ -375,14 +379,14 @@ def _check_network(mapping: KeyMapping, evidence: Evidence, own: Metadata, value
         alike = "layer scale without a position table, or learned frequencies, indicate rotary positions"
     if alike:
         raise ConfigError(
-            f"The tensors do not determine the network: {alike}. Pass like= (--model NAME --weights PATH) with the "
-            "name of a similar checkpoint, or put the original config.json beside the file."
+            f"The tensors do not determine the network: {alike}. Pass the name of the original checkpoint as like= "
+            "(--model NAME --weights PATH), or put its config.json beside the file."
             f"{_named(candidates(evidence, own))}"
         )
 
 
 def _unknown_fields(values: Mapping[str, Value]) -> list[str]:
-    """Return the required fields that have no value."""
+    """Return the names of the required config fields that have no value."""
     return [name for name in REQUIRED if name not in values]
 
 
@@ -392,8 +396,9 @@ def _unknown_error(evidence: Evidence, own: Metadata, given: Metadata, unknown: 
         reasons.append(f"{given.source} determines only the shape")
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return ConfigError(
-        f"The tensors do not determine {', '.join(unknown)}{why}. Pass like= (--model NAME --weights PATH) with the "
-        f"checkpoint that the weights are or were made from, or a complete config=.{_named(candidates(evidence, own))}"
+        f"The tensors do not determine {', '.join(unknown)}{why}. Pass the name of the original checkpoint as like= "
+        "(--model NAME --weights PATH), or pass a complete ViTConfig as config=."
+        f"{_named(candidates(evidence, own))}"
     )
 
 

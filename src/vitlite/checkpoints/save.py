@@ -46,10 +46,10 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
     `timm.create_model("local-dir:" + folder, pretrained=True)` also loads it. Otherwise, a warning gives the reason.
 
     Raises:
-        CheckpointError: The config does not describe the model, because the model was modified; or the folder contains
-            a model that vitlite did not write. Nothing was written.
+        CheckpointError: The model was modified so that its config does not describe it, a weight is NaN or infinity, or
+            the folder contains a model that vitlite did not write. Nothing is written.
     """
-    folder, transform = path_of(folder, "save"), transform_to_save(model)
+    folder, transform = path_of(folder, "folder"), transform_to_save(model)
     check_overwrite(folder)
     check_savable(model)
     config = metadata_content(model.config, model.labels, transform, scores=model.scores, thresholds=model.thresholds)
@@ -61,7 +61,7 @@ def save(model: ViT, folder: str | PathLike[str]) -> None:
 def _warn_once(reason: str) -> None:
     if reason:
         _log.warning(
-            "timm and transformers cannot load this folder: %s To write a folder for another library, use vitlite "
+            "timm and transformers cannot load the saved model: %s To write a folder for another library, use vitlite "
             "convert.",
             reason,
         )
@@ -77,8 +77,8 @@ def check_savable(model: ViT, task: str = "save") -> None:
     check_unmodified(model, task)
     if model.labels is not None and len(model.labels) != model.config.num_classes:
         raise CheckpointError(
-            f"The model has {len(model.labels)} labels but {model.config.num_classes} classes. Set model.labels to one "
-            "name per class, or to None."
+            f"The length of model.labels must be the number of classes, {model.config.num_classes}, got "
+            f"{len(model.labels)}. Set model.labels to one name per class, or to None."
         )
     metadata_content(model.config, model.labels, None, scores=model.scores, thresholds=model.thresholds)
     check_values(model.state_dict())
@@ -114,7 +114,7 @@ def check_overwrite(folder: Path) -> None:
         CheckpointError: The folder contains a model of another program, or the path is not a folder.
     """
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder. Pass a new folder.")
+        raise CheckpointError(f"Cannot save to {folder}, because it is not a folder. Pass a new folder.")
     foreign = [
         name for name in (WEIGHTS, CONFIG, PREPROCESSOR) if (folder / name).exists() and not _is_ours(folder / name)
     ]
@@ -122,7 +122,8 @@ def check_overwrite(folder: Path) -> None:
         foreign.append(INDEX)
     if foreign:
         raise CheckpointError(
-            f"{folder} contains {', '.join(foreign)}, which vitlite did not write. Pass a new folder."
+            f"Cannot save to {folder}, because it contains {', '.join(foreign)}, which vitlite did not write. Pass a "
+            "new folder."
         )
 
 
@@ -172,7 +173,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Tensor], contents: Mapping[
 
 @contextmanager
 def explaining_write_errors(place: Path) -> Iterator[None]:
-    """Turn an OSError into a CheckpointError that names the path."""
+    """Turn an OSError that is raised while writing into a CheckpointError that names the path."""
     try:
         yield
     except OSError as error:
@@ -203,8 +204,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         tensor = tensors[name]
         if type(tensor) not in (Tensor, nn.Parameter) or tensor.dtype not in STORED_AS:
             raise CheckpointError(
-                f"Cannot write {name}, a {type(tensor).__name__} of {tensor.dtype}. Convert it to a plain float32 "
-                "tensor."
+                f"Cannot write {name}: {type(tensor).__name__} with the dtype {tensor.dtype} is not supported. Convert "
+                "it to a plain torch.Tensor with the dtype torch.float32."
             )
         start, end = end, end + tensor.numel() * tensor.itemsize
         header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
@@ -221,9 +222,9 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
 
     Args:
         model: The model to save and upload.
-        repo: "owner/name". If the repository has a README.md, no model card is uploaded.
-        private: If True, a new repository is private.
-        token: An access token. By default, HF_TOKEN or the token from `hf auth login`.
+        repo: The repository, as "owner/name". If it has a README.md, no model card is uploaded.
+        private: If True, a new repository is private. Otherwise, it is public.
+        token: An access token. None means the variable HF_TOKEN or the token from `hf auth login`.
 
     Returns:
         The URL of the commit.
@@ -233,7 +234,9 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
         DownloadError: The repository name is invalid, or the Hub cannot be reached or rejects the upload.
     """
     if is_offline():
-        raise DownloadError(f"Cannot upload to {endpoint()}/{repo}: HF_HUB_OFFLINE is set. Unset HF_HUB_OFFLINE.")
+        raise DownloadError(
+            f"Cannot upload to {endpoint()}/{repo}: offline mode is on. Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE."
+        )
     from huggingface_hub import HfApi
 
     hub = HfApi(endpoint=endpoint(), token=token)
@@ -253,7 +256,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
 
 
 def card(model: ViT, repo: str) -> str:
-    """Return the text of the model card: the usage, the config and the origin of the weights."""
+    """Return the text of the model card, which shows the usage, the config and the origin of the weights."""
     tag, task = "image-feature-extraction", "turns images into vectors"
     call = 'model.embed(model.preprocess("image.jpg"))'
     if model.config.num_classes:

@@ -50,17 +50,17 @@ class Downloaded(NamedTuple):
 
 
 class AbsentError(DownloadError):
-    """The repository has no such file."""
+    """Raised if the repository does not contain the file."""
 
 
 class UnreachableError(DownloadError):
-    """The Hub does not answer or is busy, or offline mode is set."""
+    """Raised if the Hub does not answer or is busy, or if offline mode is on."""
 
     def __init__(self, file: "_File", reason: str) -> None:
         first_sentence = reason.partition(". ")[0].rstrip(".")
         super().__init__(
-            f"Cannot download {file}: {first_sentence}.\nOffline, pass a file with weights= (--weights FILE), or use "
-            "vit_nano_4.cifar10, which comes with vitlite."
+            f"Cannot download {file}: {first_sentence}.\nWithout a connection, pass a file with weights= (--weights "
+            "FILE), or use vit_nano_4.cifar10, which is part of vitlite."
         )
         self.reason = reason
 
@@ -76,12 +76,12 @@ class _File:
 
     def __post_init__(self) -> None:
         for value, pattern, meaning in (
-            (self.repo, _REPO, "repository id, owner/name"),
-            (self.name, _PATH, "file of a repository"),
-            (self.revision, _PATH, "branch, tag or commit"),
+            (self.repo, _REPO, "name of a repository (owner/name)"),
+            (self.name, _PATH, "name of a file in a repository"),
+            (self.revision, _PATH, "name of a branch, tag or commit"),
         ):
             if not isinstance(value, str) or not pattern.fullmatch(value):
-                raise DownloadError(f"{value!r} is not a {meaning}.")
+                raise DownloadError(f"{value!r} is not a valid {meaning}.")
 
     def __str__(self) -> str:
         return f"{self.name} of {self.repo}@{self.revision}"
@@ -155,7 +155,7 @@ def fetch_optional(repo: str, filename: str, **options: Any) -> Downloaded | Non
 
 
 def move_branch(repo: str, revision: str | None, commit: str) -> None:
-    """Record the commit of a branch in the cache, for use when the Hub cannot be reached."""
+    """Record the latest commit of a branch in the cache, so that the branch can be used offline."""
     file = _File(repo, "any", revision or "main")
     reference = file.folder / "refs" / file.revision
     with suppress(OSError):
@@ -176,7 +176,7 @@ def find_cached(repo: str, filename: str, revision: str | None = None) -> Path |
 def stated_hash(path: Path) -> str | None:
     """Return the hash that the Hub reported for a cached file, or None if the hash is unknown.
 
-    In the cache, this hash is the name of the blob.
+    The cache stores the content of each file in a blob whose name is this hash.
     """
     blob = path.parent / os.readlink(path) if path.is_symlink() else path
     return blob.name if blob.parent.name == "blobs" and _HASH.fullmatch(blob.name) else None
@@ -248,13 +248,13 @@ def _fetch_from_hub(file: _File) -> Downloaded:
         commit, etag = str(metadata.commit_hash), str(metadata.etag)
         if not _COMMIT.fullmatch(commit):
             raise DownloadError(
-                f"Cannot download {file}: {endpoint()} does not answer like the Hub. Check HF_ENDPOINT, your proxy, "
-                "and whether the network needs a login."
+                f"Cannot download {file}: the answer of {endpoint()} is not that of the Hugging Face Hub. Check "
+                "HF_ENDPOINT, your proxy, and whether the network needs a login."
             )
         if file.sha256 and len(etag) == 64 and etag != file.sha256:
             raise DownloadError(
-                f"Wrong bytes on the Hub: expected sha256 {file.sha256} for {file}, but {endpoint()} has {etag}. "
-                "Nothing was downloaded. Check HF_ENDPOINT, or upgrade vitlite."
+                f"Cannot download {file}: the file on {endpoint()} has the wrong sha256: expected {file.sha256}, got "
+                f"{etag}. Check HF_ENDPOINT, or upgrade vitlite."
             )
         _add_to_cache(replace(file, revision=commit), etag, metadata.size)
         return _checked(file.folder / "snapshots" / commit / file.name, commit, file)
@@ -336,7 +336,7 @@ def _download(file: _File, size: int | None, blob: Path) -> None:
 
 
 def _receive(file: _File, size: int | None, incomplete: Path) -> None:
-    """Append the missing bytes to a file, and continue after broken connections, as older clients do not."""
+    """Append the missing bytes to a partly downloaded file. A broken connection is opened again."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 

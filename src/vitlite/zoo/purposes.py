@@ -20,7 +20,7 @@ COMMERCIAL = {  # from a licence to whether it allows commercial use
 
 
 class Purpose(NamedTuple):
-    """A purpose, and patterns for the names of checkpoints. The first purpose with a matching pattern is used."""
+    """A purpose of checkpoints, and patterns for their names. A checkpoint has the first purpose that matches."""
 
     title: str
     patterns: Sequence[str]
@@ -57,7 +57,7 @@ def purpose_of(record: Record) -> str:
 
 
 def in_words(record: Record) -> str:
-    """Return the description of a checkpoint that `vitlite list` searches. It is in lower case."""
+    """Return the text that `vitlite list` searches for a checkpoint, in lower case."""
     free = "free" if COMMERCIAL[record.license] == "yes" else ""
     texts = (record.name, record.alias, record.license, free, record.labels_name or "", purpose_of(record), record.note)
     return " ".join(texts).lower()

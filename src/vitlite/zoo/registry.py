@@ -80,14 +80,14 @@ class Record:
 
 
 def embedded(file: str) -> Path:
-    """Return the path of a weights file in the data folder."""
+    """Return the path of a weights file that is part of vitlite."""
     path = DATA / file
     return path if isinstance(path, Path) else _extracted(file)
 
 
 @cache
 def _extracted(file: str) -> Path:
-    """Extract a file of a zipped package. The copy exists until the process ends."""
+    """Extract a weights file from a zipped package, and return its path. The copy exists until the process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(as_file(DATA / file))
@@ -107,7 +107,7 @@ class Refusal(NamedTuple):
 
 
 def read_rows(table: str) -> list[tuple[list[str], str]]:
-    """Return the cells of each row of a data file, and the remark after "#"."""
+    """Return the cells of each row of a table in the data folder, and the remark after "#"."""
     rows = []
     for line in (DATA / table).read_text(encoding="utf-8").splitlines():
         cells, _, remark = line.partition("#")
@@ -287,7 +287,9 @@ def _unknown(name: str) -> UnknownNameError:
         hint = f" Did you mean {', '.join(begun)}?" if begun else closest(name, checkpoints)
         listed = f"Checkpoints of {preset}: {', '.join(checkpoints)}."
         if len(checkpoints) > LISTED:
-            listed = f"For the {len(checkpoints)} checkpoints of {preset}: list_models('{preset}.*') (vitlite list)."
+            listed = (
+                f"To list all {len(checkpoints)} checkpoints of {preset}, use list_models('{preset}.*') (vitlite list)."
+            )
         text = f"There is no checkpoint {name!r}.{hint} {listed}"
     elif tagged:
         text = (
@@ -298,14 +300,14 @@ def _unknown(name: str) -> UnknownNameError:
         text = _refused(timm_name, refusal)
     else:
         text = (
-            f"There is no model {name!r}.{did_you_mean(timm_name)} For all names: list_models() (vitlite list). For a "
-            "repository of the Hub, a folder or a file: vitlite.load(source) (--model SOURCE)."
+            f"There is no model {name!r}.{did_you_mean(timm_name)} To list all names, use list_models() (vitlite "
+            "list). To load a repository of the Hub, a folder or a file, use vitlite.load(source) (--model SOURCE)."
         )
     return UnknownNameError(text)
 
 
 def _random_weights(name: str) -> str:
-    return f"For random weights: create({name!r}, weights=None) (--weights none)."
+    return f"For random weights, use create({name!r}, weights=None) (--weights none)."
 
 
 def _refused(timm_name: str, refusal: Refusal) -> str:

@@ -1,4 +1,4 @@
-"""The text halves of the checkpoints in the registry: one record per row of data/text.txt."""
+"""The text encoders of checkpoints such as CLIP and SigLIP: one record per row of data/text.txt."""
 
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,21 +14,21 @@ Clean = Literal["lower", "canonical"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecord:
-    """What the tensors of a text tower and its vocabulary do not determine.
+    """The settings of a text encoder that its tensors and its vocabulary do not determine.
 
     Attributes:
         head_dim: The width of an attention head.
         mlp: The activation of the MLPs, as in `ViTConfig`.
         norm_eps: The epsilon of the norms.
         causal: If True, a token attends only to itself and the tokens before it.
-        pool: The pooled token. "argmax": the one with the largest id, which is CLIP's end of text. "eos": the first one
-            with the id `end`. "last": the last one, which may be padding (SigLIP).
+        pool: The token whose vector is returned. "argmax": the token with the largest id, which is CLIP's end of text.
+            "eos": the first token with the id `end`. "last": the last token, which may be padding (SigLIP).
         clean: "lower" repairs the encoding of a sentence, replaces HTML entities, joins white space and lowers the case
             (CLIP). "canonical" also removes punctuation (SigLIP).
-        start: The id before every sentence, or None.
-        end: The id after every sentence.
-        pad: The id that fills a sentence up to the context.
-        context: The number of tokens of every sentence, after padding.
+        start: The id of the token before every sentence, or None if there is none.
+        end: The id of the token after every sentence.
+        pad: The id of the token that fills a sentence up to `context` tokens.
+        context: The number of tokens of every sentence after padding.
         scores: The scores for which the checkpoint was trained.
         repo: The repository of the joint weights and of the tokenizer.
     """
@@ -70,10 +70,10 @@ WITHOUT_TEXT = "it was not trained with text"
 
 
 def text_record(name: str) -> TextRecord:
-    """Return the record of the text half of a checkpoint.
+    """Return the record of the text encoder that was trained with a checkpoint.
 
     Raises:
-        InputError: The checkpoint has no text half. The message gives the reason.
+        InputError: The checkpoint has no text encoder. The message gives the reason.
 
     >>> text_record("vit_base_16.siglip_v2_webli").repo
     'timm/ViT-B-16-SigLIP2'
@@ -83,4 +83,7 @@ def text_record(name: str) -> TextRecord:
             if kind == "-":
                 raise InputError(f"{name} cannot read text: {reason}.")
             return replace(KINDS[kind], head_dim=int(head), repo=repo)
-    raise InputError(f"{name} cannot read text: {WITHOUT_TEXT}. See `vitlite list '*clip*'`.")
+    raise InputError(
+        f"{name} cannot read text: {WITHOUT_TEXT}. Use another checkpoint, such as one from list_models('*clip*') "
+        "(vitlite list '*clip*')."
+    )

@@ -67,7 +67,7 @@ def is_strings(value: Any) -> bool:
 
 
 def is_size(value: Any) -> bool:
-    """Return whether a value is a side in pixels, or a list of height and width."""
+    """Return whether a value is an integer, the side of a square in pixels, or a list [height, width]."""
     sides = value if isinstance(value, list) else [value, value]
     return len(sides) == 2 and all(is_integer(side, 1, LARGEST_SIDE) for side in sides)
 
@@ -97,7 +97,7 @@ STRING, FLAG, COUNT, NUMBER, SIZE, STRINGS, CHANNELS, LIST, TABLE = KINDS
 
 
 def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str = "") -> None:
-    """Check the types of the values that vitlite reads. Any value may be null.
+    """Check the types of values in a config. A key may be missing or have the value null.
 
     Args:
         config: The config of another library.
@@ -114,7 +114,7 @@ def check_types(config: Mapping[str, Any], kinds: Mapping[str, str], where: str 
 
 
 def labels_in_order(names: Sequence[str] | Mapping[str, str] | None) -> tuple[tuple[str, ...] | None, str]:
-    """Return the labels in class order and "", or None and the reason why there are none.
+    """Return the labels in class order and "", or None and the reason why there are no labels.
 
     Args:
         names: The labels in class order, or a mapping from class indices to labels such as {"0": "cat"}.
@@ -143,10 +143,12 @@ def in_whole_patches(size: int | Sequence[int], patch: int) -> int | tuple[int, 
 
 
 def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
-    """Return whether a library that rounds odd margins like `margin` crops every image exactly like `transform`.
+    """Return whether a library crops every image exactly as `transform` does.
 
-    In mode "center", the margins differ between images, and some are odd. In mode "squash", all images have the same
-    margins. No library can describe a `cut`.
+    Args:
+        transform: The preprocessing. If it has a `cut`, no library can crop in the same way.
+        margin: How the library rounds half of an odd margin. This makes no difference if no image has an odd margin:
+            in mode "squash", all images have the same margins, but in mode "center", they differ between images.
     """
     if transform.cut is not None:
         return False
@@ -157,7 +159,7 @@ def crops_alike(transform: TransformConfig, margin: Margin) -> bool:
 
 
 def as_json(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config after a JSON round trip, which for example turns tuples into lists."""
+    """Return a copy of a config with the types that JSON has. For example, tuples become lists."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str))
     return plain
 
@@ -170,5 +172,5 @@ def required(config: Mapping[str, Any], *names: str) -> list[Any]:
     """
     missing = [name for name in names if config.get(name) is None]
     if missing:
-        raise ConfigError(f"The preprocessing config has no {', '.join(missing)}.")
+        raise ConfigError(f"The preprocessing config has no {', '.join(missing)}. Add the missing values to the file.")
     return [config[name] for name in names]

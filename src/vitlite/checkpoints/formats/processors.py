@@ -108,14 +108,16 @@ def _check_processor(config: Mapping[str, Any]) -> None:
     """
     processor = _processor(config)
     if processor not in CROPS:
-        raise ConfigError(f"The image processor {processor!r} is not supported. Supported: {', '.join(CROPS)}.")
-    unsupported = [f"{switch} {config[switch]}" for switch in UNSUPPORTED if config.get(switch)]
+        raise ConfigError(
+            f"transformers' image processor {processor!r} is not supported. Supported: {', '.join(CROPS)}."
+        )
+    unsupported = [f"{switch}={config[switch]}" for switch in UNSUPPORTED if config.get(switch)]
     if processor == "DINOv3ViT":  # resizes in floating point, so that bicubic overshoot is not clipped
         for name, only in DINOV3_ONLY.items():
             if config.get(name, only) != only:
-                unsupported.append(f"{name} {config[name]}")
+                unsupported.append(f"{name}={config[name]}")
     if unsupported:
-        raise ConfigError(f"The preprocessing config has {unsupported[0]}, which is not supported.")
+        raise ConfigError(f"The preprocessing config has {unsupported[0]}, which vitlite does not support.")
 
 
 def _crop_and_resize(config: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int], Mode]:
@@ -220,5 +222,5 @@ def _pixels_to_transformers(transform: TransformConfig, channels: int) -> dict[s
 
 
 def _for_each(values: Sequence[float], channels: int) -> list[float]:
-    """Return one number per channel, repeating a single number for all channels."""
+    """Return one number for each channel. A single number is repeated for all channels."""
     return [values[0]] * channels if len(values) == 1 else list(values)

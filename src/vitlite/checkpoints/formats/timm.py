@@ -295,21 +295,22 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
 
 
 def _rope_of_args(rope: Rotation, args: Mapping[str, Any]) -> Rotation | None:
-    """Return the rotation of an architecture after applying timm's model arguments."""
+    """Return the rotary positions of an architecture after applying timm's `model_args`."""
     changes: dict[str, Any] = {}
     try:
         for field, (argument, translated) in ROPE_ARGS.items():
             if argument in args:
                 changes[field] = translated(args[argument])
     except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{argument} is {args[argument]!r}, which vitlite does not support.") from None
+        raise CheckpointError(f"model_args.{argument} is {args[argument]!r}, which is not supported.") from None
     if rope.unit == "image":
-        raise CheckpointError("vitlite does not support other rotary positions in an architecture of DINOv3.")
+        names = ", ".join(argument for argument, _ in ROPE_ARGS.values() if argument in args)
+        raise CheckpointError(f"vitlite does not support {names} in the model_args of a DINOv3 architecture.")
     return replace(rope, **changes) if args.get("use_rot_pos_emb", True) else None
 
 
 def _fields_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that model arguments state, except those of `MODEL_ARGS`."""
+    """Return the config fields that timm's `model_args` set, except those that `MODEL_ARGS` reads."""
     fields: dict[str, Any] = {}
     if args.get("final_norm") is False or args.get("use_post_transformer_norm") is args.get("use_fc_norm") is False:
         fields["final_norm"] = "none"
@@ -330,7 +331,7 @@ def _fields_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _activation(name: str) -> str:
     if name not in GELUS:
-        raise CheckpointError(f"act_layer is {name!r}; vitlite supports {', '.join(GELUS)}.")
+        raise CheckpointError(f"model_args.act_layer is {name!r}, but vitlite supports only {', '.join(GELUS)}.")
     return name  # timm's gated MLPs would use this activation for the gate
 
 
@@ -338,7 +339,7 @@ def _patch_size(architecture: Architecture, args: Mapping[str, Any]) -> int:
     kernel = args.get("patch_size", architecture.kernel_size)
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     if height != width:
-        raise CheckpointError(f"patch_size is {height} x {width}; vitlite supports only square patches.")
+        raise CheckpointError(f"patch_size is {height} x {width}, but vitlite supports only square patches.")
     return int(height * architecture.stem_stride)
 
 
@@ -356,9 +357,14 @@ def _pool(
         return architecture.pool if usual == WRITTEN_POOLS[architecture.pool] else None
     pool = stated[0]
     if pool == "":
-        raise CheckpointError("global_pool is '', so timm returns all tokens. Set global_pool to 'token' or 'avg'.")
+        raise CheckpointError(
+            "global_pool is '', with which timm returns all tokens. Set global_pool to 'token' or 'avg'."
+        )
     if len(set(stated)) > 1 or pool not in POOLS:
-        raise CheckpointError(f"global_pool is {' and '.join(stated)}; vitlite supports {' or '.join(POOLS)}.")
+        raise CheckpointError(
+            f"global_pool must be {' or '.join(POOLS)}, and the same in model_args and at the top level of the file, "
+            f"got {' and '.join(stated)}."
+        )
     if pool == "map" and not architecture.map_of_patches:
         return "map_all"
     if pool == "token" and architecture.pool == "cls_and_distillation":
@@ -378,7 +384,10 @@ def _num_classes(config: Mapping[str, Any], args: Mapping[str, Any], pretrained:
     if trained is None and built is not None:
         trained = USUAL_CLASSES
     if built not in (None, trained):
-        raise CheckpointError(f"num_classes is {trained}, but {built} in model_args. Remove the wrong value.")
+        raise CheckpointError(
+            f"num_classes is {built} in model_args, but the weights were trained with {trained} classes. Set "
+            "num_classes to the number of classes of the weights."
+        )
     return {} if trained is None else {"num_classes": trained}
 
 
@@ -406,15 +415,16 @@ def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) 
     seen = in_whole_patches(size, patch)
     if seen != in_whole_patches(size, 1) and args.get("dynamic_img_pad"):
         raise CheckpointError(
-            f"dynamic_img_pad would pad images of {size} to multiples of {patch}. vitlite does not support padding."
+            f"With dynamic_img_pad, timm would pad images of size {size} to a multiple of patch_size {patch}. vitlite "
+            "does not support padding."
         )
     return seen
 
 
 def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str]:
-    """Return the class descriptions if there are any, otherwise the class names, which may be WordNet IDs.
+    """Return the labels and "", or None and the reason why there are no labels.
 
-    The second value is the reason why there are no labels, or "".
+    The labels are the descriptions of the classes if there are any, otherwise the names, which may be WordNet IDs.
     """
     former = config.get("labels") if pretrained is config else None  # the key was renamed in 2024
     names, error = labels_in_order(former or config.get("label_names") or pretrained.get("label_names"))
@@ -429,7 +439,7 @@ def _labels(config: Mapping[str, Any], pretrained: Mapping[str, Any]) -> tuple[t
 def _transform(
     architecture: Architecture, args: Mapping[str, Any], pretrained: Mapping[str, Any], native: int | tuple[int, int]
 ) -> tuple[TransformConfig | None, str]:
-    """Return the transform and "", or None and the reason why there is none."""
+    """Return the preprocessing and "", or None and the reason why there is none."""
     if "mean" not in pretrained:
         return None, ""
     size, naflex = args.get("img_size"), architecture.resample == "naflex"
@@ -571,10 +581,11 @@ def pretrained_cfg(config: ViTConfig, transform: TransformConfig | None) -> dict
 
 
 def pretrained_cfg_of(model: Any) -> dict[str, Any]:
-    """Return the pretrained_cfg of a model. timm takes its own defaults for a random model without preprocessing.
+    """Return timm's pretrained_cfg for a model.
 
-    For other preprocessing that timm cannot describe, the config has an invalid value. Raising an error here would
-    break tools that call hasattr for all members, such as torch.jit.trace.
+    A randomly initialised model without preprocessing gets no preprocessing entries, so that timm uses its defaults. If
+    a model has preprocessing that timm cannot describe, an entry is invalid, so that timm raises an error. Raising an
+    error here would break tools that call hasattr for all members, such as torch.jit.trace.
     """
     transform: TransformConfig | None = getattr(model.preprocess, "transform", None)
     config = pretrained_cfg(model.config, transform)
@@ -648,7 +659,7 @@ def _model_args(config: ViTConfig) -> dict[str, Any]:
 
 
 def _rotary_args(config: ViTConfig, rope: Rotation) -> dict[str, Any]:
-    """Return the model_args of timm's Eva that models with a rotation need besides those of all models."""
+    """Return the additional model_args for models with rotary positions, which timm builds with its class Eva."""
     return {
         "init_values": config.layer_scale,
         "num_reg_tokens": config.registers,
@@ -734,7 +745,7 @@ def _prepares_as_timm(transform: TransformConfig, config: ViTConfig) -> bool:
 
 
 def _rotates_as_timm(config: ViTConfig, rope: Rotation) -> bool:
-    """Return whether an architecture of timm has this rotation."""
+    """Return whether timm has an architecture with these rotary positions."""
     if rope == DINOV3_ROPE or config.final_norm == "pooled_plain":
         return True
     if rope.unit == "image" or (rope.reference is None and config.norm_eps == 1e-5):  # which cannot be unset there
@@ -770,7 +781,7 @@ def transform_to_timm(transform: TransformConfig) -> dict[str, Any] | None:
 
 
 def _crop_pct(transform: TransformConfig) -> float | None:
-    """Return the ratio of crop size to resized size, or None if no single ratio fits height and width."""
+    """Return the ratio of the crop size to the resized size, or None if no single ratio fits both height and width."""
     crop_pct = transform.find_crop_pct()
     if crop_pct:
         return crop_pct

@@ -103,7 +103,7 @@ OTHER_NETWORK: dict[str, Sequence[Any]] = {"auto_map": ({},), "quantization_conf
 
 
 def _keys(ignored: str = "", only: Mapping[str, Sequence[Any]] = {}, **stated: str) -> Keys:
-    """Return the keys of a model class, including those that all classes share."""
+    """Return the keys in the config of a model class, including the keys that all classes share."""
     every = frozenset((OF_ANY_MODEL + OF_TRAINING + ignored).split())
     return Keys({**STATED, **stated}, {**OTHER_NETWORK, **only}, every)
 
@@ -323,25 +323,27 @@ def _image_part(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Family]:
     vision = {**(config.get("vision_config") or {}), **(config.get("vision_config_dict") or {})}
     check_types(vision, TYPES, "vision_config.")
     if vision.setdefault("model_type", inner) not in (inner, kind):
-        raise CheckpointError(f"vision_config has model_type {vision['model_type']}, expected {inner}.")
+        raise CheckpointError(f"vision_config.model_type must be {inner}, got {vision['model_type']}.")
     return vision, FAMILIES[inner]
 
 
 def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Return the fields `mlp` and `gelu`. The entries of the same names in `stated` are removed.
+    """Return the field `mlp`, if the activation is known. The entries "gated" and "mlp" of `stated` are removed.
 
     Raises:
         CheckpointError: The activation is not supported.
     """
     gated, activation = stated.pop("gated", None), stated.pop("mlp", None)
     if gated and family.gate not in (None, activation):
-        raise CheckpointError(f"hidden_act is {activation!r}; for a gated MLP, vitlite supports {family.gate}.")
+        raise CheckpointError(
+            f"hidden_act is {activation!r}, but vitlite supports only {family.gate} in models with a gated MLP."
+        )
     if gated:
         return {"mlp": "swiglu"}
     if activation is None:
         return {}
     if activation not in GELUS:
-        raise CheckpointError(f"hidden_act is {activation!r}; vitlite supports {', '.join(GELUS)}.")
+        raise CheckpointError(f"hidden_act is {activation!r}, but vitlite supports only {', '.join(GELUS)}.")
     return {"mlp": GELUS[activation]}
 
 
@@ -394,19 +396,25 @@ def _stem(backbone: Mapping[str, Any], kernel: Any) -> dict[str, Any]:
     needed = ("depths", "layer_type", "global_padding", "embedding_dynamic_padding", "out_features")
     missing = [name for name in needed if backbone.get(name) is None]
     if missing:
-        raise CheckpointError(f"backbone_config must contain {', '.join(missing)}.")
+        raise CheckpointError(f"backbone_config has no {', '.join(missing)}. Add the missing values to the file.")
     stem = tuple(stated["stem"])
     if not 1 <= len(stem) <= 4 or not all(is_integer(units, 1) for units in stem):
-        raise CheckpointError(f"depths must list the number of units in each of 1 to 4 stages, got {list(stem)}.")
+        raise CheckpointError(
+            f"backbone_config.depths must contain the number of units in each stage, for 1 to 4 stages, got "
+            f"{list(stem)}."
+        )
     if backbone["out_features"] != [f"stage{len(stem)}"]:
-        raise CheckpointError(f"out_features is {backbone['out_features']}; vitlite supports only the last stage.")
+        raise CheckpointError(
+            f"backbone_config.out_features must contain only the last stage, stage{len(stem)}, got "
+            f"{backbone['out_features']}."
+        )
     if not isinstance(kernel, int):
-        raise CheckpointError(f"patch_size is {kernel}; vitlite supports only square patches.")
+        raise CheckpointError(f"patch_size is {kernel}, but vitlite supports only square patches.")
     return {**stated, "stem": stem, "patch_size": kernel * stem_stride(stem)}
 
 
 def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, int | None]:
-    """Return the labels, the reason why there are none, and the number of classes. Unknown values are None or ""."""
+    """Return the labels or None, the reason why there are none or "", and the number of classes or None."""
     architecture = (config.get("architectures") or [""])[0]
     if architecture.endswith(("VisionModelWithProjection", "CLIPModel", "MetaClip2Model")):
         projection = config.get("projection_dim")  # the projection is loaded as a head
@@ -426,7 +434,7 @@ def _classes(config: Mapping[str, Any]) -> tuple[tuple[str, ...] | None, str, in
 def contents_for_transformers(
     config: ViTConfig, labels: Sequence[str] | None, transform: TransformConfig | None, scores: Scores = "softmax"
 ) -> dict[str, dict[str, Any]]:
-    """Return the content of each file by name: config.json and, with a transform, preprocessor_config.json.
+    """Return the content of config.json and, if there is a transform, of preprocessor_config.json, by file name.
 
     Raises:
         CheckpointError: transformers has no processor for this transform.
@@ -448,7 +456,7 @@ def contents_for_transformers(
 def model_type(config: ViTConfig) -> str:
     """Return the model_type of transformers that is most similar to a config.
 
-    `computed_by` returns the values in which the two may differ.
+    The config may still differ from models of this type. `computed_by` returns what these models compute.
     """
     if config.pool == "map":
         return NAFLEX if config.resample == "naflex" else "siglip_vision_model"
@@ -462,13 +470,16 @@ def model_type(config: ViTConfig) -> str:
 
 
 def computed_by(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the field values that a config.json with this model_type results in, whatever its other keys."""
+    """Return the values of config fields in the model that transformers would build with this model_type.
+
+    Fields that the keys of config.json can set to any value are left out, or have their value in `config`.
+    """
     gates = kind.startswith("dinov") or config.mlp != "swiglu"
     return COMPUTED | {"mlp": config.mlp if gates else "gelu"} | _fixed_by_kind(kind, config)
 
 
 def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
-    """Return the fields in which a model_type differs from `COMPUTED`. Fields that it can set have their value."""
+    """Return the values that differ from `COMPUTED` for a model_type. Fields that it can set are as in `config`."""
     if kind == "deit":
         return {"registers": 1, "pool": "cls_and_distillation" if _has_two_heads(config) else "cls"}
     if kind == "ijepa":

@@ -1,4 +1,4 @@
-"""Read and write vitlite's own section of config.json: the config, the labels and the transform."""
+"""Read and write vitlite's own section of config.json, which contains the config, the labels and the preprocessing."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -24,7 +24,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
     check_types(section, {"config": TABLE, "labels": STRINGS, "preprocess": TABLE}, "vitlite.")
     fields = section.get("config")
     if fields is None:
-        raise CheckpointError("The section vitlite has no config. Save the model again, or load it by name.")
+        raise CheckpointError("The section `vitlite` of the file has no entry `config`. Save the model again.")
     unknown = sorted(fields.keys() - set(FIELDS))
     if unknown:
         raise CheckpointError(
@@ -63,7 +63,7 @@ def metadata_from_vitlite(content: Mapping[str, Any]) -> Metadata:
 
 
 def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
-    """Return the transform with the fields of `TransformConfig.to_dict`. A tuple may be given as a list.
+    """Create a `TransformConfig` from a dictionary that `TransformConfig.to_dict` returned or that was read from JSON.
 
     Raises:
         ConfigError: A field is unknown, missing or invalid.
@@ -74,7 +74,7 @@ def transform_from_vitlite(fields: Mapping[str, Any]) -> TransformConfig:
     try:
         return NaFlexTransform(**known) if "max_patches" in known else TransformConfig(**known)
     except TypeError as error:
-        raise ConfigError(f"Invalid fields for a TransformConfig: {error}.") from None
+        raise ConfigError(f"Invalid preprocessing config: {error}. Save the model again.") from None
 
 
 def metadata_content(
