@@ -405,7 +405,7 @@ def test_where_both_readings_fit_the_size_tells_or_is_asked_for(tmp_path: Path) 
     for size, rows in ((40, 25), (32, 16)):
         model = load(path, config=with_registers(9, image_size=size))
         assert torch.equal(model.pos_embed, state["pos_embed"][:, -rows:])
-    with pytest.raises(CheckpointError, match="image_size is 24 in config=, but .* has 25 rows"):
+    with pytest.raises(CheckpointError, match=r"image_size is 24 in config=, but .* has 25 rows"):
         load(path, config=with_registers(9, image_size=24))
 
 

@@ -213,14 +213,17 @@ def test_broken_and_foreign_configs(tmp_path: Path) -> None:
         ('{"vitlite": {}}', "The section `vitlite` of the file has no entry `config`."),
         ('{"model_type": 3}', "model_type must be a string, got 3."),
         ('{"model_type": "vit", "hidden_act": []}', "hidden_act must be a string, got []"),
-        ('{"model_type": "vit", "hidden_act": "relu"}', "hidden_act is 'relu'; vitlite supports gelu"),
+        ('{"model_type": "vit", "hidden_act": "relu"}', "hidden_act is 'relu', but vitlite supports only gelu"),
         ('{"model_type": "vit", "layer_norm_eps": "small"}', "layer_norm_eps must be a number, got 'small'"),
         (
             '{"model_type": "vit", "image_size": [1, 2, 3]}',
             "image_size must be a size in pixels or [hei",
         ),
         ('{"architecture": null}', "timm's architecture None is not supported"),
-        ('{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}', "global_pool is prr; vitlite supports"),
+        (
+            '{"architecture": "vit_tiny_patch16_224", "global_pool": "prr"}',
+            "global_pool must be token or avg or map, and",
+        ),
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(CheckpointError) as error:

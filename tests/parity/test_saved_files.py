@@ -230,15 +230,16 @@ def test_a_folder_of_the_hybrid_that_transformers_had(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "value", "text"), [
-    ("layer_type", "preactivation", "layer_type is 'preactivation'; vitlite supports 'bottleneck'"),
-    ("global_padding", "VALID", "global_padding is 'VALID'; vitlite supports 'same' or 'SAME'"),
+    ("layer_type", "preactivation", "layer_type is 'preactivation', but vitlite supports only 'bottleneck'"),
+    ("global_padding", "VALID", "global_padding is 'VALID', but vitlite supports only 'same' or 'SAME'"),
     ("global_padding", None, "backbone_config has no global_padding"),
-    ("embedding_dynamic_padding", False, "embedding_dynamic_padding is False; vitlite supports True"),
+    ("embedding_dynamic_padding", False, "embedding_dynamic_padding is False, but vitlite supports only True"),
     ("out_features", ["stage1"], r"out_features must contain only the last stage, stage\d, got \['stage1'\]"),
-    ("num_groups", 16, "num_groups is 16; vitlite supports 32"), ("model_type", "resnet", "model_type is 'resnet'"),
+    ("num_groups", 16, "num_groups is 16, but vitlite supports only 32"),
+    ("model_type", "resnet", "model_type is 'resnet'"),
     ("sharpness", 2, "sharpness is an unknown key"),
     ("depths", [2, 2], r"stem is \(1, 2\) in the tensors and \(2, 2\) in config.json"),
-    ("use_timm_backbone", True, "use_timm_backbone is True; vitlite supports False"),
+    ("use_timm_backbone", True, "use_timm_backbone is True, but vitlite supports only False"),
 ])  # fmt: skip
 def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, text: str, tmp_path: Path) -> None:
     Hybrid().save(tmp_path, **{name: value})
@@ -247,14 +248,14 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
 
 
 @pytest.mark.parametrize(("option", "changes", "text"), [
-    ("DINOv3", {"rope_theta": 10000.0}, r"rope_theta is 10000.0; vitlite supports 100.0 or 100"),
-    ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu'; vitlite supports gelu,"),
+    ("DINOv3", {"rope_theta": 10000.0}, r"rope_theta is 10000.0, but vitlite supports only 100.0 or 100"),
+    ("DINOv3", {"hidden_act": "silu"}, "hidden_act is 'silu', but vitlite supports only gelu,"),
     ("DINOv3", {"use_gated_mlp": True, "hidden_act": "silu"}, "mlp is not gated in the tensors and swiglu in config"),
     ("DINOv3, gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu', but vitlite supports only silu in models"),
     ("DINOv3, gated", {"hidden_act": None}, "hidden_act is None, but vitlite supports only silu in models"),
     ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone, which"),
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
-    ("SigLIP", {"vision_use_head": False}, "vision_use_head is False; vitlite supports True"),
+    ("SigLIP", {"vision_use_head": False}, "vision_use_head is False, but vitlite supports only True"),
     ("SigLIP", {"model_type": "siglip2_vision_model"}, "model_type siglip2_vision_model is not supported"),
     ("SigLIP, classifier", {"model_type": "siglip2"}, "transformers' model_type siglip2 is not supported"),
 ])  # fmt: skip
@@ -792,7 +793,7 @@ def test_patches_of_other_than_three_channels_need_their_size(tmp_path: Path) ->
     path = tmp_path / "vit.safetensors"
     with pytest.raises(ConfigError, match="do not determine patch_size"):  # 192 = 12 * 4² = 3 * 8²
         load(path)
-    with pytest.raises(CheckpointError, match="image_size is 32 in config=, but .* has 65 rows"):
+    with pytest.raises(CheckpointError, match=r"image_size is 32 in config=, but .* has 65 rows"):
         completed(path, image_size=32, heads=4, patch_size=8)
     ours = load(path, config=completed(path, image_size=32, heads=4, patch_size=4, pool="cls"))
     with torch.no_grad():

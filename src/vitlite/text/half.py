@@ -149,7 +149,7 @@ def _record_from_transformers(paths: Mapping[str, Path], vocabulary: "tokenizers
     other = _special_id(special, "bos_token" if family is CLIP else "pad_token", vocabulary)
     act = text.get("hidden_act", "quick_gelu" if family is CLIP else "gelu_pytorch_tanh")
     if act not in GELUS:
-        raise CheckpointError(f"{paths[CONFIG]}: hidden_act is {act!r}; vitlite supports {', '.join(GELUS)}.")
+        raise CheckpointError(f"{paths[CONFIG]}: hidden_act is {act!r}, but vitlite supports only {', '.join(GELUS)}.")
     record = replace(
         family,
         head_dim=text.get("hidden_size", WIDTHS[family]) // (text.get("num_attention_heads") or WIDTHS[family] // 64),

@@ -45,8 +45,8 @@ class Keys:
                     "weights, remove it from the file."
                 )
             elif not any(type(value) is type(valid) and value == valid for valid in self.only[name]):
-                valid = " or ".join(map(repr, self.only[name])) or f"only models without {name}"
-                raise CheckpointError(f"{where}{name} is {value!r}; vitlite supports {valid}.")
+                valid = " or ".join(map(repr, self.only[name])) or f"models without {name}"
+                raise CheckpointError(f"{where}{name} is {value!r}, but vitlite supports only {valid}.")
         return stated
 
 
