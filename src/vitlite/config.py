@@ -18,7 +18,7 @@ LARGEST = 2**31 - 1  # larger integers overflow where tensors are sized
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """The configuration of rotary positions, which rotate queries and keys by angles that depend on the patch.
+    """The configuration of rotary positions: rotations of queries and keys that depend on the position of the patch.
 
     In each head, half of the channel pairs are rotated by the row of the patch and half by the column. Of the m pairs
     in each half, pair j is rotated by the angle position / temperature ** (j / m).

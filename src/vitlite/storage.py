@@ -64,12 +64,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
-            raise OSError("it is not a regular file")
+            raise OSError("the path is not a regular file")
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             content = file.read(min(size, MAX_JSON) + 1)  # read(n) allocates n bytes
         if len(content) > MAX_JSON:
-            raise OSError(f"it is larger than {MAX_JSON} bytes")
+            raise OSError(f"the file is larger than {MAX_JSON} bytes")
     except OSError as error:
         raise CheckpointError(
             f"Cannot read {path}: {error.strerror or error}. Check that it is a readable JSON file."

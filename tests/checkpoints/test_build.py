@@ -50,7 +50,8 @@ def test_difference_is_sorted_and_signed(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         load(path, config=TINY)
     assert str(error.value) == (
-        f"{path} (timm format) does not fit the config (- missing, + unexpected):\n"
+        f"The tensors in {path} (timm format) do not fit the config. Check that the config belongs to these weights. "
+        "Differences (- expected, + in the file):\n"
         "+ blocks.1.attn.gate (2,)\n"
         "- blocks.1.attn.proj.weight (16, 16)\n"
         "+ blocks.1.attn.proj.weight (16, 17)\n"

@@ -77,7 +77,7 @@ def test_a_transform_that_is_not_valid_is_an_error_when_it_is_used(tmp_path: Pat
         ([], "vitlite must be a JSON object"),
         ({"config": {"dim": "wide"}}, r"vitlite\.config: dim must be an integer from 1 to \d+, got 'wide'"),
         ({"config": {"wings": 2}}, r"vitlite\.config has unknown fields: wings\. If a newer version"),
-        ({"config": {}, "labels": [1]}, r"vitlite\.labels must be strings, got \[1\]"),
+        ({"config": {}, "labels": [1]}, r"vitlite\.labels must be a list or an object of strings, got \[1\]"),
     ],
 )
 def test_a_damaged_section_is_an_error(section: Any, text: str, tmp_path: Path) -> None:
@@ -356,9 +356,9 @@ def test_a_transform_that_transformers_has_not_is_refused() -> None:
 
 @pytest.mark.parametrize("labels", [(1, 2, 3), ("a", None, "c"), ("a", "b", "c" * 2000)])
 def test_labels_that_could_not_be_read_back_are_not_written(labels: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"vitlite\.labels must be strings, got "):
+    with pytest.raises(CheckpointError, match=r"vitlite\.labels must be a list or an object of strings, got "):
         metadata_content(TINY, labels, None)
-    with pytest.raises(CheckpointError, match="id2label must be strings"):
+    with pytest.raises(CheckpointError, match="id2label must be a list or an object of strings"):
         contents_for_transformers(TINY, labels, None)
 
 

@@ -264,7 +264,7 @@ def test_branch_falls_back_to_the_cached_commit(
     server.publish(REPO, model_safetensors=OTHER)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert download.fetch(REPO, FILE) == old
-    assert f"HF_HUB_OFFLINE is set. Using the cached commit {old.commit}" in caplog.text
+    assert f"TRANSFORMERS_OFFLINE is set). Using the cached commit {old.commit}" in caplog.text
     monkeypatch.delenv("HF_HUB_OFFLINE")
     server.instead = lambda request: Answer(503, {})
     assert download.fetch(REPO, FILE) == old
@@ -281,7 +281,7 @@ def test_absent_file_is_remembered(server: Hub, monkeypatch: pytest.MonkeyPatch)
     assert fetch_optional(REPO, "none.json", revision=commit) is None
     assert not server.log
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE is set"):  # unknown is not absent
+    with pytest.raises(DownloadError, match="offline mode is on"):  # unknown is not absent
         fetch_optional(REPO, "unknown.json", revision=commit)
 
 

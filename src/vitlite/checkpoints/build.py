@@ -169,13 +169,13 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
     if len(lines) > MAX_DIFF:
         diff.append(f"... and {len(lines) - MAX_DIFF} more")
     raise CheckpointError(
-        f"{file.path} ({mapping.format.name} format) does not fit the config (- missing, + unexpected):\n"
-        + "\n".join(diff)
+        f"The tensors in {file.path} ({mapping.format.name} format) do not fit the config. Check that the config "
+        "belongs to these weights. Differences (- expected, + in the file):\n" + "\n".join(diff)
     )
 
 
 def _check_periods(file: WeightsFile, name: str) -> None:
-    """Check that the rotation periods in a file are those of DINOv3, which may be rounded to bfloat16.
+    """Check that the periods of rotary positions in a file are those of DINOv3, which may be rounded to bfloat16.
 
     Raises:
         CheckpointError: The file contains other periods.

@@ -184,7 +184,7 @@ class CheckpointFormat:
     without: Sequence[str] = ()
     written_only: bool = False
     # Values that the library's code implies. Tensors overrule these values, because one format covers several models: a
-    # file without a class token has pool="mean", not the usual "cls". Metadata that contradict a `fixed` value are an
+    # file without a class token has pool="mean", not the usual "cls". Metadata that contradicts a `fixed` value is an
     # error, except for the fields in `assumed`, whose values are only defaults.
     fixed: Mapping[str, Any] = field(default_factory=dict)
     assumed: Sequence[str] = ()
@@ -566,7 +566,9 @@ def _check_supported(mapping: KeyMapping) -> None:
     for name in mapping.unknown:
         for pattern, reason in UNSUPPORTED.items():
             if re.fullmatch(pattern, name):
-                raise CheckpointError(f"This is not a plain ViT: {reason} ({name}). vitlite supports plain ViTs only.")
+                raise CheckpointError(
+                    f"The network in the file is not a plain ViT: {reason} ({name}). vitlite supports plain ViTs only."
+                )
     needed = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.mlp.fc1.weight"]
     if mapping.format.name not in MAY_LACK_POSITIONS:
         needed.append("pos_embed")

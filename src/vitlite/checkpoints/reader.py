@@ -160,7 +160,9 @@ def open_weights(path: Path) -> Iterator[WeightsFile]:
                 else:
                     found, metadata = _open_safetensors(file, stack)
                 if len(found) > MAX_TENSORS or any(len(name) > MAX_NAME for name in found):
-                    raise ValueError(f"more than {MAX_TENSORS} tensors, or names longer than {MAX_NAME} characters")
+                    raise ValueError(
+                        f"the file has more than {MAX_TENSORS} tensors, or a name of more than {MAX_NAME} characters"
+                    )
             if entries.keys() & found.keys():
                 twice = min(entries.keys() & found.keys())
                 raise CheckpointError(
@@ -342,13 +344,13 @@ def _open_npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
         raise missing_extra("Reading an .npz file", "images") from None
     archive: Any = np.load(stack.enter_context(file.open("rb")), allow_pickle=False)
     if isinstance(archive, np.ndarray):
-        raise ValueError("a single array, not an archive")
+        raise ValueError("the file contains a single array, not an archive of arrays")
     stack.enter_context(archive)
     packed: zipfile.ZipFile = archive.zip
     members = packed.infolist()
     unpacked = sum(member.file_size for member in members)
     if unpacked > 10 * file.stat().st_size + MAX_UNPACKED:
-        raise ValueError(f"it would unpack to {unpacked} bytes")
+        raise ValueError(f"the arrays would take {unpacked} bytes, which is too much for a file of this size")
     entries = {}
     for member in members:
         with packed.open(member) as opened:
@@ -357,7 +359,7 @@ def _open_npz(file: Path, stack: ExitStack) -> dict[str, Entry]:
             else:
                 shape, _, dtype = np.lib.format.read_array_header_2_0(opened)
         if math.prod(shape) * dtype.itemsize > member.file_size:
-            raise ValueError(f"{member.filename} is too short for its shape {shape}")
+            raise ValueError(f"{member.filename} has too few bytes for an array of the shape {shape}")
         name = member.filename.removesuffix(".npy")
         entries[name] = Entry(shape, NUMPY_FLOATS.get(dtype.str, str(dtype)), partial(_read_array, archive, name))
     return entries

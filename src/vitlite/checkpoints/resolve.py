@@ -257,8 +257,8 @@ def _read_position_table(values: dict[str, Value], evidence: Evidence, own: Meta
         size = values["image_size"]
         raise CheckpointError(
             f"Checkpoint and config disagree: image_size is {size.value} in {size.source}, but the position table in "
-            f"the file has {rows} rows, which is not the number of tokens for this size and patch_size {patch}. State "
-            "the image size of the weights there. To run the model at another size, pass image_size= (--size)."
+            f"the file has {rows} rows, which is not the number of tokens for this size and patch_size {patch}. Use "
+            "the image size of the weights in the config. To run the model at another size, pass image_size= (--size)."
         )
 
 
@@ -267,7 +267,7 @@ def _usual_sizes(*sources: Metadata) -> list[Value]:
 
 
 def _possible_token_rows(checkpoint_format: CheckpointFormat, geometry: Mapping[str, Any]) -> Sequence[int]:
-    """Return the numbers of position rows that may belong to the class token and the registers, likeliest first."""
+    """Return how many rows of the position table may belong to class token and registers, most likely number first."""
     if geometry["token_rows"]:
         return [0, geometry["token_rows"]]
     if not geometry["class_token"] or geometry["registers"]:
@@ -421,7 +421,7 @@ def candidates(evidence: Evidence, own: Metadata) -> list[str]:
 
 
 def _named(names: Sequence[str]) -> str:
-    """Return a sentence that lists some checkpoints, or "" if there are none."""
+    """Return a sentence that lists checkpoints with the same tensors, or "" if `names` is empty."""
     if not names:
         return ""
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
@@ -429,7 +429,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _assumptions(evidence: Evidence, config: ViTConfig) -> dict[str, str]:
-    """Return the assumptions for the load report of a file whose metadata do not name the network."""
+    """Return the assumptions for the load report of a file whose metadata does not name the network."""
     name = evidence.format.name.removesuffix(" before 1.0")
     assumed = dict(ASSUMED.get(name, {}))
     if name == "timm" and config.positions == "learned" and config.rope is None and config.layer_scale is None:

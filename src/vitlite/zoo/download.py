@@ -188,7 +188,7 @@ def endpoint() -> str:
 
 
 def is_offline() -> bool:
-    """Return whether HF_HUB_OFFLINE is set, or was set when the Hub's client was imported."""
+    """Return whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, now or when huggingface_hub was imported."""
     from huggingface_hub import constants
 
     now = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
@@ -290,7 +290,7 @@ def _metadata_on_hub(file: _File) -> Any:
     from huggingface_hub.errors import EntryNotFoundError
 
     if is_offline():
-        raise UnreachableError(file, "HF_HUB_OFFLINE is set")
+        raise UnreachableError(file, "offline mode is on (HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set)")
     try:
         return get_hf_file_metadata(file.url)
     except EntryNotFoundError as error:

@@ -50,7 +50,7 @@ PURPOSES = (
 
 
 def purpose_of(record: Record) -> str:
-    """Return the title of a checkpoint's purpose. Every checkpoint with labels is for classification."""
+    """Return the title of a checkpoint's purpose. A checkpoint with labels is for tests or for classification."""
     purposes = PURPOSES if record.labels_name is None else (TESTS, CLASSIFICATION)
     serving = [each.title for each in purposes if any(fnmatchcase(record.name, pattern) for pattern in each.patterns)]
     return serving[0]

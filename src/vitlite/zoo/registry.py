@@ -29,7 +29,7 @@ Interpolation = Literal["bicubic", "bilinear"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A checkpoint: the architecture, the location of the weights, and the preprocessing."""
+    """The record of a checkpoint: its architecture, the location of its weights, its preprocessing and its licence."""
 
     name: str
     preset: str

@@ -88,8 +88,8 @@ KINDS: dict[str, Callable[[Any], bool]] = {
     "a non-negative integer": is_integer,
     "a number": is_number,
     "a size in pixels or [height, width]": is_size,
-    "strings": is_strings,
-    "a number for each channel": is_channels,
+    "a list or an object of strings": is_strings,
+    "a list with a number for each channel": is_channels,
     "a list": lambda value: isinstance(value, list),
     "a JSON object": lambda value: isinstance(value, dict),
 }

@@ -1,4 +1,4 @@
-"""Read and write transformers' preprocessor_config.json, which describes its image processors."""
+"""Read and write transformers' preprocessor_config.json, which describes an image processor."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -81,8 +81,8 @@ def transform_from_transformers(config: Mapping[str, Any]) -> TransformConfig:
     scale = config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1.0
     if isinstance(scale, int) and scale > 1:  # transformers multiplies 8-bit integers, which overflow
         raise ConfigError(
-            f"Invalid preprocessing config: rescale_factor is the integer {scale}, with which transformers overflows "
-            "8-bit pixels. Set rescale_factor to a float such as 0.00392156862745098 (1/255)."
+            f"Invalid preprocessing config: rescale_factor is the integer {scale}, so that 8-bit pixels overflow in "
+            "transformers. Set rescale_factor to a float such as 0.00392156862745098 (1/255)."
         )
     colors: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "scale": float(scale), "margin": "down"}
     interpolation = INTERPOLATIONS.get(resample, resample)
@@ -210,7 +210,7 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
 
 
 def _pixels_to_transformers(transform: TransformConfig, channels: int) -> dict[str, Any]:
-    """Return the entries that do not depend on the size of an image."""
+    """Return the entries of a preprocessor_config.json that do not depend on the size of an image."""
     return {
         "resample": WRITTEN_INTERPOLATIONS[transform.interpolation],
         "do_rescale": True,

@@ -737,7 +737,7 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
 
 
 def _prepares_as_timm(transform: TransformConfig, config: ViTConfig) -> bool:
-    """Return whether `metadata_from_timm` will return a transform of this kind for the config."""
+    """Return whether timm prepares images for this config by the same kind of transform: NaFlex or a fixed size."""
     if isinstance(transform, NaFlexTransform):
         usual = transform.max_patches == config.grid[0] * config.grid[1] and transform.patch_size == config.patch_size
         return config.resample == "naflex" and usual
