@@ -478,9 +478,9 @@ def _tokens_with_rows(mapping: KeyMapping) -> list[str]:
 
 
 def fold_token_rows(mapping: KeyMapping) -> KeyMapping:
-    """Move position rows of the class token and the registers into these tokens.
+    """Change a mapping so that the position rows of the class token and the registers are added to these tokens.
 
-    In the new mapping, the rows are added to the tokens, and the position table covers only the patches.
+    The position table then covers only the patches.
     """
     tokens = _tokens_with_rows(mapping)
     if not tokens:

@@ -186,7 +186,7 @@ def explaining_write_errors(place: Path) -> Iterator[None]:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file atomically, without numpy.
 
-    The function of the safetensors library needs numpy, which is not a dependency of vitlite.
+    The functions of the safetensors library that write files need numpy, which is not a dependency of vitlite.
 
     Args:
         path: The file. An existing file is replaced.

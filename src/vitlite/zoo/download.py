@@ -109,12 +109,14 @@ def fetch(
     """Return a verified file of a repository from the cache or the Hub.
 
     Args:
-        repo: "owner/name".
-        filename: The path in the repository.
+        repo: The repository, as "owner/name".
+        filename: The path of the file in the repository.
         revision: A branch, tag or commit; None means "main". A cached commit needs no connection.
         sha256: The expected hash; None means the hash that the Hub reports.
-        prefer_cache: If True, use a cached file of a branch without asking the Hub for a newer commit.
-        moves_branch: If False, the caller must call `move_branch` to record the new commit of the branch.
+        prefer_cache: If True, use a cached file of a branch without asking the Hub for a newer commit. Otherwise, ask
+            the Hub first.
+        moves_branch: If True, record the new commit of a branch in the cache. Otherwise, the caller must do this with
+            `move_branch`.
 
     Raises:
         AbsentError: The repository does not contain the file.

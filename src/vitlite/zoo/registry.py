@@ -229,7 +229,7 @@ def info(name: str) -> Record:
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of trained models that match a pattern: first presets, then checkpoints.
+    """Return the names of trained models that match a shell-style pattern: first presets, then checkpoints.
 
     A preset is listed if it has a default checkpoint.
 

@@ -23,14 +23,14 @@ class TextRecord:
         causal: If True, a token attends only to itself and the tokens before it.
         pool: The token whose vector is returned. "argmax": the token with the largest id, which is CLIP's end of text.
             "eos": the first token with the id `end`. "last": the last token, which may be padding (SigLIP).
-        clean: "lower" repairs the encoding of a sentence, replaces HTML entities, joins white space and lowers the case
-            (CLIP). "canonical" also removes punctuation (SigLIP).
+        clean: How a sentence is changed first. "lower" repairs the encoding, replaces HTML entities, joins white space
+            and converts to lower case (CLIP). "canonical" also removes punctuation (SigLIP).
         start: The id of the token before every sentence, or None if there is none.
         end: The id of the token after every sentence.
         pad: The id of the token that fills a sentence up to `context` tokens.
         context: The number of tokens of every sentence after padding.
-        scores: The scores for which the checkpoint was trained.
-        repo: The repository of the joint weights and of the tokenizer.
+        scores: How the checkpoint was trained to score labels: "softmax" or "sigmoid".
+        repo: The repository that contains the weights for text and images, and the tokenizer.
     """
 
     head_dim: int = 64

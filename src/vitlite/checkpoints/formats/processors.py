@@ -160,7 +160,7 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
     """Return the content of a preprocessor_config.json that describes a transform.
 
     Args:
-        transform: The transform.
+        transform: The preprocessing of the images.
         channels: The number of channels of the images.
 
     Raises:

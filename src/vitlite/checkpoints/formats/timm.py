@@ -561,7 +561,7 @@ def config_to_timm(
 
 
 def pretrained_cfg(config: ViTConfig, transform: TransformConfig | None) -> dict[str, Any]:
-    """Return timm's pretrained_cfg, which timm needs to prepare images and to load weights with other options.
+    """Return timm's pretrained_cfg, which timm needs to prepare images and to change the number of classes or channels.
 
     timm adapts the layer `first_conv` to `in_chans`, and drops `classifier` if `num_classes` differs.
     """

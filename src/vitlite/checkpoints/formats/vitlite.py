@@ -92,8 +92,8 @@ def metadata_content(
         labels: The names of the classes.
         transform: The preprocessing of the images.
         format: The checkpoint format of the tensors.
-        scores: How `predict` turns the logits into scores.
-        thresholds: The score of each class from which an image has the label.
+        scores: How `predict` turns the logits into scores: "softmax" or "sigmoid".
+        thresholds: For each class, the minimum score at which an image gets the label.
 
     Raises:
         CheckpointError: vitlite cannot read the content back, for example because a label is not a string.
