@@ -66,7 +66,7 @@ CHANGED: dict[str, tuple[Callable[[Any], Any], str]] = {  # modified models, and
         lambda m: setattr(m, "pos_embed", nn.Parameter(torch.ones(1, 26, 16))),
         r"pos_embed is \(1, 26, 16\), expected \(1, 17, 16\)",
     ),
-    "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "has 2 labels but 3 classes"),
+    "too few labels": (lambda m: setattr(m, "labels", ("ant", "bee")), "the number of classes, 3, got 2"),
     "NaN": (lambda m: m.norm.bias.data.fill_(float("nan")), r"norm\.bias contains NaN or infinity"),
     "eight bits": (lambda m: m.norm.to(torch.float8_e4m3fn), r"norm\.\w+ has the dtype .*float8_e4m3fn"),
     "a subclass": (lambda m: setattr(m, "__class__", Halved), "it is a Halved, not a ViT"),

@@ -218,10 +218,10 @@ def test_torchvision_loads_what_was_converted_and_it_comes_back(changes: dict[st
     ("torchvision", {"class_token": False, "pool": "mean"}, "class_token=False"),
     ("torchvision", {"image_size": (16, 64)}, r"image_size=\(16, 64\)"), ("torchvision", {"channels": 4}, "channels=4"),
     ("transformers", {"final_norm": "pooled"}, "final_norm='pooled'"),
-    ("transformers", {"input_norm": "tokens"}, "no names for norm_pre.bias"),
+    ("transformers", {"input_norm": "tokens"}, "no names for the tensors norm_pre.bias"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0}, "mlp_dim=24"),
     ("transformers", {"layer_scale": 0.1, "num_classes": 0, "mlp_dim": 64, "image_size": (16, 64)}, "image_size="),
-    ("torchvision", {"layer_scale": 0.1}, "torchvision format has no names for blocks.0.ls1.gamma"),
+    ("torchvision", {"layer_scale": 0.1}, "torchvision format has no names for the tensors blocks.0.ls1.gamma"),
 ])  # fmt: skip
 def test_models_that_others_cannot_compute_are_refused(
     to: Any, changes: dict[str, Any], what: str, tmp_path: Path

@@ -99,7 +99,7 @@ def test_what_is_written_is_read_back(name: str, prefixed: bool) -> None:
 def test_tensor_without_a_name_in_the_format_is_an_error() -> None:
     state = ViT(TINY.replace(input_norm="tokens", layer_scale=1e-5)).state_dict()
     with pytest.raises(
-        CheckpointError, match=r"torchvision format has no names for blocks.0.ls1.gamma, .*norm_pre.bias"
+        CheckpointError, match=r"torchvision format has no names for the tensors blocks.0.ls1.gamma, .*norm_pre.bias"
     ):
         rename_tensors(FORMATS["torchvision"], "", state)
 

@@ -156,7 +156,10 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     assert metadata.labels == ("ant", "n2", "n3")
     assert metadata.architecture == "vit_base_patch16_224.some"
     assert not {"norm_eps", "mlp_dim", "final_norm"} & metadata.fields.keys(), "arguments change these"
-    assert metadata.transform_error == "The preprocessing config has no crop_pct, interpolation, std."
+    assert (
+        metadata.transform_error
+        == "The preprocessing config has no crop_pct, interpolation, std. Add the missing values to the file."
+    )
     plain = beside(tmp_path, PLAIN)
     assert (plain.labels, plain.transform, plain.usual_image_size) == (None, None, 224)
     assert plain.fields == {

@@ -252,7 +252,9 @@ def test_error_without_a_network_says_what_to_do(server: Hub, variables: dict[st
     error, remedy = text.splitlines()[-2:]
     assert error.startswith(f"vitlite.zoo.download.UnreachableError: Cannot download {FILE} of {REPO}@main: ")
     assert len(error) < 300
-    assert remedy.startswith("Offline, pass a file with weights= (--weights FILE), or use vit_nano_4.cifar10, ")
+    assert remedy.startswith(
+        "Without a connection, pass a file with weights= (--weights FILE), or use vit_nano_4.cifar10, "
+    )
     assert text.count("Traceback") == 1
     assert "httpx" not in text.replace(error, "")
 
