@@ -664,7 +664,7 @@ def test_what_timm_computes_otherwise_is_refused_by_name(changes: dict[str, Any]
     ({"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"]}, "architectures contains ViTForMaskedI"),
     ({"model_type": "dinov2", "architectures": ["Dinov2Backbone"]}, "architectures contains Dinov2Backbone"),
     ({"model_type": "clip", "architectures": ["CLIPForImageClassification"]}, "architectures contains CLIPForImage"),
-    ({"model_type": "clip", "vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type must be"),
+    ({"model_type": "clip", "vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type must"),
     ({"model_type": "vit", "hidden_act": "gelu_10"}, "hidden_act is 'gelu_10', but vitlite supports"),
     ({"model_type": "vit", "auto_map": {"AutoModel": "m.M"}}, "auto_map is {'AutoModel': 'm.M'}, but vitlite supports"),
     ({"model_type": "vit", "rope_theta": 100}, "rope_theta is an unknown key that may"),
