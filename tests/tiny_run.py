@@ -87,5 +87,5 @@ def several_labels(folder: Path, count: int = 48) -> Path:
             image[:, :, where[1][i] : where[1][i] + 4] += 120
         Image.fromarray(image.clamp(max=255).to(torch.uint8).permute(1, 2, 0).numpy()).save(folder / f"{i}.png")
         lines.append(f"{i}.png,{'|'.join(labels)}")
-    (folder / "labels.csv").write_text("\n".join(lines))
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
     return folder / "labels.csv"

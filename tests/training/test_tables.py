@@ -2,17 +2,19 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import stripes_in_folders
+from tiny_run import CONFIG, Killed, new_model, settings, stop, stripes_in_folders
 
 from vitlite.cli.main import main
 from vitlite.errors import TrainError
-from vitlite.training.split import training_classes
+from vitlite.training import ImageData, train
+from vitlite.training.split import read_training_data, training_classes
 from vitlite.training.tables import Columns, open_data, read_table
 
 TRAIN = "--model vit_nano_4 --weights none --size 16 --batch 8 --epochs 2"
@@ -204,3 +206,46 @@ def test_parts_of_a_table(tmp_path: Path, flat: Path) -> None:
     table = open_data(write(flat / "labels.csv", ("path", "label", "split"), *only_test))
     with pytest.raises(TrainError, match=r"labels\.csv contains test, but no train part"):
         training_classes(table)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_messy_table(several: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Broken images are skipped, a run goes on if images have gone, and copies in both parts are reported."""
+    data = stripes_in_folders(tmp_path / "data")
+    rows = [(path, f"{name}|image" if several else name, path.split("/")[0]) for path, name in rows_of(data)]
+    table = write(data / "labels.csv", ("path", "label", "split"), *rows)
+    (data / "train/lying/0.png").write_bytes(b"no image")
+    (data / "train/lying/2.png").unlink()
+    shutil.copy(data / "train/lying/4.png", data / "val/standing/1.png")
+
+    def source() -> tuple[Any, ImageData, ImageData]:
+        model = new_model(CONFIG.replace(num_classes=2 + several))
+        opened = open_data(table)
+        split = read_training_data(opened, model.preprocess, training_classes(opened))
+        return model, split.train, split.validation
+
+    model, images, validation = source()
+    assert images.multi_label == several
+    assert any("1 training images are exact copies of held-out ones" in message for message in caplog.messages)
+    with pytest.raises(Killed):
+        train(model, images, tmp_path / "run", settings(), validation=validation, after_epoch=stop)
+    assert images.broken() == ["train/lying/0.png", "train/lying/2.png"]
+    (data / "train/standing/3.png").unlink()
+    model, images, validation = source()
+    history = train(model, images, tmp_path / "run", settings(), validation=validation)
+    assert len(history) == 2
+    options = f"--model vit_nano_4 --weights none --size 16 --batch 8 --epochs 1 --out {tmp_path / 'other'}"
+    assert main(f"train {table} {options} --strict".split()) == 1
+    assert main(f"train {table} {options}".split()) == 1
+    assert (tmp_path / "other" / "best").is_dir()
+    write(table, ("path", "label", "split"), *rows[1:])  # a row has gone, not only its image
+    model, images, validation = source()
+    assert len(train(model, images, tmp_path / "run", settings(), validation=validation)) == 2
+    write(table, ("path", "label", "split"), ("train/lying/4.png", "standing", "train"), *rows_without(rows, "lying/4"))
+    model, images, validation = source()
+    with pytest.raises(TrainError, match=r"1 images were added, or have another class now \(.*4\.png\)"):
+        train(model, images, tmp_path / "run", settings(), validation=validation)
+
+
+def rows_without(rows: list[tuple[str, str, str]], name: str) -> list[tuple[str, str, str]]:
+    return [row for row in rows if name not in row[0]]
