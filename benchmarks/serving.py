@@ -1,9 +1,11 @@
 """Latency and throughput of examples/serve.py, beside the model alone and LitServe with timm.
 
-    python benchmarks/serving.py [MODEL] [--clients 1,8,32] [--seconds 60] [--rounds 5]
+    python benchmarks/serving.py [MODEL] [--clients 1,8,32] [--seconds 3] [--rounds 10]
 
-The clients run in a process of their own on the same cores, and send JPEGs of 500 x 375 pixels without a pause. All
-candidates are measured in turns. LitServe and timm take part if they are installed. Weights are random.
+The clients run in a process of their own on the same cores, and send JPEGs of 500 x 375 pixels without a pause. The
+model alone decodes and computes the same images in one process, in batches of 16, as the services do. All are measured
+in turns. The CPU time of a service, of all of its processes, is less sensitive to other programs than images/s.
+LitServe and timm take part if they are installed. Weights are random.
 """
 
 import argparse
@@ -11,6 +13,7 @@ import base64
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,9 +21,10 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, cycle, product, takewhile
 from pathlib import Path
 from socket import socket
 from statistics import median
@@ -29,10 +33,14 @@ import torch
 from PIL import Image
 
 import vitlite
+from vitlite.cli.options import positives
+from vitlite.fast.measure import machine
 from vitlite.images import TransformConfig
+from vitlite.inference.predict import classify
 
 ROOT = Path(__file__).parents[1]
 PHOTOS = sorted((ROOT / "examples" / "photos").glob("*.[jp][pn]g"))
+BATCH = 16  # of examples/serve.py
 TIMM = {"vit_tiny_16": "vit_tiny_patch16_224", "vit_base_16": "vit_base_patch16_224"}
 
 
@@ -107,59 +115,105 @@ def drive(port: int, path: str, bodies: list[bytes], clients: int, seconds: floa
     return latencies, len(errors), time.perf_counter() - start
 
 
-def alone(model: vitlite.ViT, images: list[bytes], seconds: float) -> float:
-    """Return the images per second of `predict` on lists of 32 images, decoding included."""
-    start, done = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        model.predict([images[i % len(images)] for i in range(done, done + 32)])
-        done += 32
-    return done / (time.perf_counter() - start)
+def cpu_seconds(session: int) -> float:
+    """Return the CPU time of all processes of a session, from /proc."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has ended
+            values = file.read_text().rpartition(")")[2].split()
+            if int(values[3]) == session:
+                ticks += int(values[11]) + int(values[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class Result:
+    """The measurements of a service, or of the model alone, with a number of clients."""
+
+    latencies: list[float] = field(default_factory=list)  # of all requests
+    rates: list[float] = field(default_factory=list)  # images per second, of each round
+    cpu: list[float] = field(default_factory=list)  # seconds of an image, of each round
+    errors: int = 0
+
+    def row(self, name: str, clients: int, alone: "Result") -> str:
+        """Return a row of the table."""
+        found = sorted(self.latencies)
+        p50, p99 = (f"{1000 * found[int(x * (len(found) - 1))]:.0f}" if found else "" for x in (0.5, 0.99))
+        ratio = median(a / b for a, b in zip(self.rates, alone.rates, strict=True))
+        speed = f"{median(self.rates):.1f} | {ratio:.2f} | {1000 * median(self.cpu):.1f}"
+        counts = f"{len(found)} | {self.errors}" if found else " | "
+        return f"| {name} | {clients or ''} | {p50} | {p99} | {speed} | {counts} |"
+
+
+def run_alone(model: vitlite.ViT, images: list[bytes], seconds: float, result: Result) -> None:
+    """Run a model on images without a service."""
+    start, cpu = time.perf_counter(), time.process_time()
+    stream = takewhile(lambda _: time.perf_counter() - start < seconds, cycle(images))
+    done = sum(1 for _ in classify(model, stream, batch=BATCH))
+    result.rates.append(done / (time.perf_counter() - start))
+    result.cpu.append((time.process_time() - cpu) / done)
+
+
+class Service:
+    """A service in processes of its own."""
+
+    def __init__(self, words: list[str], path: str, bodies: list[bytes]) -> None:
+        self.port, self.path, self.bodies = free_port(), path, bodies
+        self.process = subprocess.Popen([sys.executable, *words, str(self.port)], start_new_session=True)
+
+    def run(self, clients: int, seconds: float, result: Result) -> None:
+        """Let clients use the service."""
+        cpu = cpu_seconds(self.process.pid)
+        found, failed, seconds = drive(self.port, self.path, self.bodies, clients, seconds)
+        result.latencies += found
+        result.errors += failed
+        result.rates.append(len(found) / seconds)
+        result.cpu.append((cpu_seconds(self.process.pid) - cpu) / len(found))
+
+    def stop(self) -> None:
+        """End the service and all processes that it started. LitServe waits for its own processes for ever."""
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def main() -> None:
     """Measure in turns, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="vit_tiny_16", choices=TIMM)
-    parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--seconds", type=float, default=60, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clients", type=positives, default="1,8,32")
+    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=10)
     args = parser.parse_args()
     images = jpegs()
     encoded = [json.dumps({"image": base64.b64encode(image).decode()}).encode() for image in images]
-    ports = {"serve.py": free_port()}
-    latencies, errors, rates = defaultdict(list), defaultdict(int), defaultdict(list)
+    results: dict[tuple[str, int], Result] = defaultdict(Result)
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         save_model(args.model, Path(folder) / "model")
         model = vitlite.optimize(vitlite.load(Path(folder) / "model"))
-        lines = [[str(ROOT / "examples/serve.py"), f"{folder}/model", "--port", str(ports["serve.py"])]]
+        services = {"serve.py": Service([str(ROOT / "examples/serve.py"), f"{folder}/model", "--port"], "/", images)}
+        stack.callback(services["serve.py"].stop)
         if find_spec("litserve") and find_spec("timm"):
-            ports["LitServe, timm"] = free_port()
-            lines.append([str(ROOT / "benchmarks/litserve_timm.py"), TIMM[args.model], str(ports["LitServe, timm"])])
-        for line in lines:
-            process = subprocess.Popen([sys.executable, *line])
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
-        for port in ports.values():
-            wait_for(port)
+            words = [str(ROOT / "benchmarks/litserve_timm.py"), TIMM[args.model]]
+            services["LitServe, timm"] = Service(words, "/predict", encoded)
+            stack.callback(services["LitServe, timm"].stop)
+        for service in services.values():
+            wait_for(service.port)
+            service.run(8, args.seconds, Result())  # the first requests take longer
         for _ in range(args.rounds):
-            rates["predict"].append(alone(model, images, args.seconds))
-            for clients in map(int, args.clients.split(",")):
-                for name, port in ports.items():
-                    at, bodies = ("/", images) if name == "serve.py" else ("/predict", encoded)
-                    found, failed, seconds = drive(port, at, bodies, clients, args.seconds)
-                    latencies[name, clients] += found
-                    errors[name, clients] += failed
-                    rates[name, clients].append(len(found) / seconds)
-        print(f"{args.model}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}")
-        print(f"predict without a service: {median(rates['predict']):.1f} images/s")
-        print("| service | clients | p50 ms | p99 ms | images/s | of predict | requests | errors |")
-        print("|---|--:|--:|--:|--:|--:|--:|--:|")
-        for (name, clients), found in latencies.items():
-            found.sort()
-            p50, p99 = (1000 * found[int(share * (len(found) - 1))] for share in (0.5, 0.99))
-            rate, counts = median(rates[name, clients]), f"{len(found)} | {errors[name, clients]}"
-            ratio = median(a / b for a, b in zip(rates[name, clients], rates["predict"], strict=True))
-            print(f"| {name} | {clients} | {p50:.0f} | {p99:.0f} | {rate:.1f} | {ratio:.2f} | {counts} |")
+            run_alone(model, images, args.seconds, results["the model alone", 0])
+            for clients, (name, service) in product(args.clients, services.items()):
+                service.run(clients, args.seconds, results[name, clients])
+    cpu = f"{os.cpu_count()} cores of {machine()['cpu']}, {torch.get_num_threads()} threads"
+    print(f"{args.model}, {cpu}, torch {torch.__version__}, load {load:.1f} at the start")
+    print("| service | clients | p50 ms | p99 ms | images/s | of the model alone | CPU ms/image | requests | errors |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
+    for (name, clients), result in results.items():
+        print(result.row(name, clients, results["the model alone", 0]))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,8 @@ class Service:
             try:
                 with torch.inference_mode():
                     logits = self.model(self.model.preprocess.batch([pixels for pixels, _ in batch]))
-                    best = logits.softmax(-1).topk(min(TOP, logits.shape[1]))
+                    all_scores = logits.sigmoid() if self.model.scores == "sigmoid" else logits.softmax(-1)
+                    best = all_scores.topk(min(TOP, logits.shape[1]))
                 for (_, answer), scores, indices in zip(batch, *best, strict=True):
                     answer.set_result((scores, indices))
             except Exception as error:

@@ -11,10 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import vitlite
 
 ROOT = Path(__file__).parents[1]
 PHOTO = (ROOT / "examples" / "photos" / "chelsea.png").read_bytes()
@@ -101,6 +104,20 @@ def test_full_service_answers_429(service: Service) -> None:
         client.sendall(PHOTO[1000:])
     assert {end(client) for client in clients} == {200}
     assert service.ask("POST", "/", PHOTO)[0] == 200
+
+
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_labels_are_those_of_predict(scores: str) -> None:
+    """A model for several labels per image has a probability for each label."""
+    spec = spec_from_file_location("serve", ROOT / "examples" / "serve.py")
+    assert spec
+    assert spec.loader
+    serve = module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    model = vitlite.create("vit_nano_4.cifar10")
+    model.scores = scores
+    expected = [best.to_dict() for best in model.predict(PHOTO)]
+    assert serve.Service(model).labels(PHOTO) == [row | {"score": round(row["score"], 4)} for row in expected]
 
 
 def test_concurrent_clients_get_their_own_answers(service: Service) -> None:
