@@ -1,11 +1,13 @@
 """Latency and throughput of examples/serve.py, beside the model alone and LitServe with timm.
 
     python benchmarks/serving.py [MODEL] [--clients 1,8,32] [--seconds 3] [--rounds 10]
+    python benchmarks/serving.py --clients 32 --seconds 300 --rounds 1
 
 The clients run in a process of their own on the same cores, and send JPEGs of 500 x 375 pixels without a pause. The
 model alone decodes and computes the same images in one process, in batches of 16, as the services do. All are measured
-in turns. The CPU time of a service, of all of its processes, is less sensitive to other programs than images/s.
-LitServe and timm take part if they are installed. Weights are random.
+in turns. The CPU time is that of all processes of a service. It limits the throughput when all cores are busy, and
+changes less than images/s if other programs use the machine. "of the model alone" compares it. LitServe and timm take
+part if they are installed. Weights are random.
 """
 
 import argparse
@@ -41,6 +43,7 @@ from vitlite.inference.predict import classify
 ROOT = Path(__file__).parents[1]
 PHOTOS = sorted((ROOT / "examples" / "photos").glob("*.[jp][pn]g"))
 BATCH = 16  # of examples/serve.py
+SHORT = 10  # seconds at most for the model alone, and until a service is warm
 TIMM = {"vit_tiny_16": "vit_tiny_patch16_224", "vit_base_16": "vit_base_patch16_224"}
 
 
@@ -139,8 +142,8 @@ class Result:
         """Return a row of the table."""
         found = sorted(self.latencies)
         p50, p99 = (f"{1000 * found[int(x * (len(found) - 1))]:.0f}" if found else "" for x in (0.5, 0.99))
-        ratio = median(a / b for a, b in zip(self.rates, alone.rates, strict=True))
-        speed = f"{median(self.rates):.1f} | {ratio:.2f} | {1000 * median(self.cpu):.1f}"
+        ratio = median(b / a for a, b in zip(self.cpu, alone.cpu, strict=True))
+        speed = f"{median(self.rates):.1f} | {1000 * median(self.cpu):.1f} | {ratio:.2f}"
         counts = f"{len(found)} | {self.errors}" if found else " | "
         return f"| {name} | {clients or ''} | {p50} | {p99} | {speed} | {counts} |"
 
@@ -203,14 +206,14 @@ def main() -> None:
             stack.callback(services["LitServe, timm"].stop)
         for service in services.values():
             wait_for(service.port)
-            service.run(8, args.seconds, Result())  # the first requests take longer
+            service.run(8, min(args.seconds, SHORT), Result())  # the first requests take longer
         for _ in range(args.rounds):
-            run_alone(model, images, args.seconds, results["the model alone", 0])
+            run_alone(model, images, min(args.seconds, SHORT), results["the model alone", 0])
             for clients, (name, service) in product(args.clients, services.items()):
                 service.run(clients, args.seconds, results[name, clients])
     cpu = f"{os.cpu_count()} cores of {machine()['cpu']}, {torch.get_num_threads()} threads"
     print(f"{args.model}, {cpu}, torch {torch.__version__}, load {load:.1f} at the start")
-    print("| service | clients | p50 ms | p99 ms | images/s | of the model alone | CPU ms/image | requests | errors |")
+    print("| service | clients | p50 ms | p99 ms | images/s | CPU ms/image | of the model alone | requests | errors |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     for (name, clients), result in results.items():
         print(result.row(name, clients, results["the model alone", 0]))

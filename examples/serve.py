@@ -174,7 +174,7 @@ def main() -> None:
     service = Handler.service = Service(vitlite.optimize(model))
     server = Server((args.host, args.port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    logging.info("serving %s at http://%s:%d, %d threads", args.model, *server.server_address[:2], threads)
+    logging.info("serving %s at http://%s:%d, threads: %d", args.model, *server.server_address[:2], threads)
     stop.wait()
     server.shutdown()  # accepts no further connections
     service.stop()
