@@ -89,7 +89,7 @@ def speed(config: ViTConfig, batch: int, turns: int, bfloat16: bool) -> dict[str
 def curves(config: ViTConfig, batch: int, steps: int, folder: Path) -> dict[str, list[float]]:
     """The losses of both over the same pictures, and of vitlite's over others."""
     data = read_cifar10(folder, "train")
-    recipe = transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32))
+    recipe = transform_from_record(registry.find("vit_nano_4.cifar10"))
     runs = {"timm": (theirs, 0), "vitlite": (ours, 0), "vitlite, another order": (ours, 1)}
     losses: dict[str, list[float]] = {}
     for name, (build, seed) in runs.items():

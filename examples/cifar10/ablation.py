@@ -130,7 +130,7 @@ ROWS = {
 
 def run(row: Row, rate: float, seed: int, folder: Path) -> dict[str, Any]:
     """Train and measure one row with one learning rate and seed."""
-    transform = transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32))
+    transform = transform_from_record(registry.find("vit_nano_4.cifar10"))
     parts = {split: read_cifar10(folder, split) for split in ("train", "val", "test")}
     start = time.process_time()
     if row.config is None:

@@ -57,7 +57,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     model = ViT(PRESETS["vit_nano_4"])
     mimetic(model)
-    model.preprocess = Preprocess(transform_from_record(registry.find("vit_nano_4.cifar10"), (32, 32)), model)
+    model.preprocess = Preprocess(transform_from_record(registry.find("vit_nano_4.cifar10")), model)
     settings = Settings(epochs=args.epochs, seed=args.seed, optimizer="muon", lr=3e-3)
     data, validation = (read_cifar10(args.data, split) for split in ("train", "val"))
     train(model, data, args.out, settings, validation=validation, after_epoch=lambda history: print(history[-1]))

@@ -32,7 +32,7 @@ def run(weights: Path | None, folder: Path, settings: Settings) -> float:
     """Train on a few images, and return the accuracy on others."""
     torch.manual_seed(settings.seed)
     model = vitlite.create(NAME, weights=weights, num_classes=10, image_size=SIZE)
-    model.preprocess = Preprocess(transform_from_record(vitlite.info(NAME), model.config.size), model)
+    model.preprocess = Preprocess(transform_from_record(vitlite.info(NAME)).scaled(model.config.size), model)
     read = model.preprocess.pixels
     with TemporaryDirectory() as out:
         train(model, some(read_cifar10(folder, "train", read), COUNT), Path(out), settings)
