@@ -264,7 +264,7 @@ def test_a_checkpoint_s_name_brings_both(shared: Path) -> None:
     for name in (DEIT, "timm/deit_tiny_patch16_224.fb_in1k"):
         model = create(name, weights=weights)
         assert model.labels == registry.info(DEIT).labels
-        assert model.preprocess.transform == transform_from_record(registry.info(DEIT), (224, 224))
+        assert model.preprocess.transform == transform_from_record(registry.info(DEIT))
         assert model.source.name == DEIT
     top = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"], top=2)
     assert [guess.label for guess in top[0]] == ["Egyptian cat", "tabby"]
@@ -303,7 +303,7 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
     images = torch.randn(1, 3, 224, 224)
     torch.testing.assert_close(ours(images), theirs(images))
     assert ours.labels is None
-    assert ours.preprocess.transform == transform_from_record(registry.find(name), (224, 224))
+    assert ours.preprocess.transform == transform_from_record(registry.find(name))
     assert not ours.source.report.reinitialised
     with pytest.raises(CheckpointError, match=r"For a model fine-tuned on 3 classes, pass num_classes=3 \(--num-cl"):
         create(name, weights=file)

@@ -269,9 +269,9 @@ def test_timm_config():
 def test_record():
     fields = {"crop_pct": 0.875, "crop_mode": "squash", "interpolation": "bilinear", "mean": (0.0,), "std": (1.0,)}
     record = SimpleNamespace(**fields, config=ViTConfig(image_size=14, patch_size=7), pixels=16)
-    transform = transform_from_record(record, (16, 32))
+    transform = transform_from_record(record).scaled((16, 32))
     assert (transform.size, transform.resize, transform.mode, transform.cut) == ((16, 32), (18, 36), "squash", None)
-    transform = transform_from_record(record, (14, 14))
+    transform = transform_from_record(record)
     assert (transform.size, transform.resize, transform.cut) == ((14, 14), (18, 18), (16, 16))
 
 

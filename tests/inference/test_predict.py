@@ -120,7 +120,7 @@ def test_deit_tiny_knows_the_photos(shared):
     model = ViT(preset("vit_tiny_16")).eval()
     model.load_state_dict(load_file(shared / "weights" / "deit_tiny_16.timm.safetensors"))
     record = registry.find("deit_tiny_patch16_224.fb_in1k")
-    model.preprocess = Preprocess(transform_from_record(record, (224, 224)), model)
+    model.preprocess = Preprocess(transform_from_record(record), model)
     model.labels = record.labels
     cat, coffee = model.predict([shared / "photos" / "chelsea.png", shared / "photos" / "coffee.png"])
     assert [(p.label, p.index) for p in cat[:3]] == [("Egyptian cat", 285), ("tabby", 281), ("tiger cat", 282)]

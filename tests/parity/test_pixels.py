@@ -132,7 +132,7 @@ def test_dinov3_s_processor(options):
 @pytest.mark.parametrize(("option", "value"), [("resample", 3), ("do_rescale", False)])
 def test_what_dinov3_s_processor_does_otherwise_than_the_others_is_refused(option, value):
     config = transformers.DINOv3ViTImageProcessor(**{option: value}).to_dict()
-    with pytest.raises(ConfigError, match=f"has {option} {value}, which is not supported"):
+    with pytest.raises(ConfigError, match=f"has {option}={value}, which vitlite does not support"):
         transform_from_transformers(config)
 
 
@@ -146,7 +146,7 @@ def test_answers(shared):
     ours.load_state_dict(weights)
     theirs.load_state_dict(weights)
     ours.labels = record.labels
-    ours.preprocess = Preprocess(transform_from_record(record, (224, 224)), ours)
+    ours.preprocess = Preprocess(transform_from_record(record), ours)
     transform = timm.data.create_transform(**timm.data.resolve_data_config(model=theirs))
     for path in sorted((shared / "photos").iterdir()):
         with Image.open(path) as image, torch.no_grad():
@@ -240,5 +240,5 @@ def test_torchvision_s_transforms_run_where_they_are_set():
     assert torch.equal(model.preprocess(image), transforms(image))
     assert list(model.state_dict()) == names
     model.labels = [str(i) for i in range(1000)]
-    with pytest.raises(ImageError, match=r"model.preprocess is a ImageClassification, but a vitlite"):
+    with pytest.raises(ImageError, match=r"Expected model\.preprocess to be a vitlite\.images\.Preprocess, got Image"):
         model.predict(image)
