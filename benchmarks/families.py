@@ -1,6 +1,6 @@
-"""How fast other families are beside OpenVINO: a SigLIP and a DINOv3, which timm makes and exports.
+"""How fast other families are beside OpenVINO: SigLIP, DINOv3, EVA-02 and the Perception Encoder, as timm makes them.
 
-    python benchmarks/families.py [--batch 1,8] [--rounds 15]
+    python benchmarks/families.py [NAME ...] [--batch 1,8] [--rounds 15]
 
 timm builds the network with random weights and writes its file; vitlite reads the file and is optimized, OpenVINO is
 given timm's own network. Both take turns, and the best time of each counts.
@@ -23,6 +23,8 @@ from vitlite.fast.measure import Benchmark, difference, machine, measure, optimi
 NAMES = {
     "vit_base_16.siglip_v2_webli": "vit_base_patch16_siglip_224.v2_webli",
     "vit_base_16.dinov3_lvd1689m_256": "vit_base_patch16_dinov3.lvd1689m",
+    "vit_base_swiglu_14.eva02_mim_in22k": "eva02_base_patch14_224.mim_in22k",
+    "vit_base_16.pe_core_fb": "vit_pe_core_base_patch16_224.fb",
 }
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -30,13 +32,15 @@ DTYPES = (torch.float32, torch.bfloat16)
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(NAMES), metavar="NAME", help="of vitlite; default: all four")
     parser.add_argument("--batch", default="1,8", metavar="N,N")
     parser.add_argument("--rounds", type=int, default=15)
     args = parser.parse_args()
     print(machine())
     print("\n| model | batch | dtype | ms | OpenVINO | difference |\n|---|--:|---|--:|--:|--:|")
-    for ours, theirs in NAMES.items():
-        network = load("timm").create_model(theirs, pretrained=False, num_classes=0).eval()
+    for ours in args.names:
+        classes = vitlite.info(ours).config.num_classes
+        network = load("timm").create_model(NAMES[ours], pretrained=False, num_classes=classes).eval()
         model = read_from(network, ours)
         for batch in map(int, args.batch.split(",")):
             images = torch.randn(batch, 3, *model.config.size)

@@ -51,6 +51,8 @@ def test_every_usual_call(ours: ViT, changes: dict[str, Any], tmp_path: Path) ->
         assert new(x).shape == (2, 5)
         if not distilled:
             assert near(new.forward_head(new.forward_features(x), pre_logits=True), expected)
+        if ours.config.resample == "naflex":  # timm cannot sum the channels of flattened patches, and begins anew
+            return
         grey = images(*ours.config.size, channels=1)
         assert near(opened(tmp_path, in_chans=1)(grey), load(tmp_path / "ours", channels=1)(grey))
 
@@ -76,5 +78,8 @@ def test_another_image_size(ours: ViT, tmp_path: Path) -> None:
 @CASES
 def test_the_images_are_prepared_alike(ours: ViT, tmp_path: Path) -> None:
     image = Image.fromarray(torch.randint(256, (50, 70, 3), dtype=torch.uint8).numpy())
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(opened(tmp_path)))
+    config = timm.data.resolve_model_data_config(opened(tmp_path))
+    if ours.config.resample == "naflex":  # the number of patches is an argument, there
+        config |= {"naflex": True, "patch_size": 8, "max_seq_len": 16, "patchify": False}
+    transform = timm.data.create_transform(**config)
     assert near(ours.preprocess(image)[0], transform(image))

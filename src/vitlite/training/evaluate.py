@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlite.errors import TrainError, check_count, not_finite
+from vitlite.images.naflex import NaFlexTransform
 from vitlite.images.transform import Preprocess, normalise, preprocess_of
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
@@ -250,7 +251,7 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
         TrainError: The classes, the image size or the preprocessing differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
-    if hasattr(preprocess.transform, "squashed"):
+    if isinstance(preprocess.transform, NaFlexTransform):
         raise TrainError(
             "Training and evaluation need images of one size, but a NaFlex model keeps the aspect ratio of each image. "
             "Set model.preprocess = model.preprocess.transform.squashed()."
