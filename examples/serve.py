@@ -35,7 +35,9 @@ class Service:
     """A model, the thread that runs it, and the images that wait for it."""
 
     def __init__(self, model: vitlite.ViT) -> None:
-        self.model = model
+        if model.labels is None:
+            raise SystemExit("The model has no labels.")
+        self.model, self.names = model, model.labels
         self.slots = threading.Semaphore(REQUESTS)
         self.decoders = threading.Semaphore(torch.get_num_threads())
         self.waiting: queue.SimpleQueue[tuple[torch.Tensor, Future[Any]]] = queue.SimpleQueue()
@@ -49,9 +51,8 @@ class Service:
         answer: Future[Any] = Future()
         self.waiting.put((pixels, answer))
         scores, indices = answer.result()
-        labels = self.model.labels
         best = zip(indices.tolist(), scores.tolist(), strict=True)
-        return [{"label": labels[index], "index": index, "score": round(score, 4)} for index, score in best]
+        return [{"label": self.names[index], "index": index, "score": round(score, 4)} for index, score in best]
 
     def run_model(self) -> None:
         """Compute all images that wait, at most `BATCH` at a time, again and again."""
