@@ -37,7 +37,10 @@ def test_narrow_tables_are_resampled_as_each_library_does(method: str, old: tupl
 def test_narrow_pictures(reference: Reference) -> None:
     ours, theirs = pair(reference)
     optimized = vitlite.optimize(pair(reference)[0])
+    has_the_mistake = str(reference).startswith("transformers: SigLIP 2 NaFlex")  # for tables one patch wide
     for height, width in NARROW:
+        if has_the_mistake and width == 1 < height:
+            continue
         images = pictures(reference, (8 * height, 8 * width))
         with torch.no_grad():
             wanted = reference.logits(theirs, images)

@@ -256,8 +256,6 @@ def test_another_resnet_before_the_patches_is_refused(name: str, value: Any, tex
     ("DINOv3", {"architectures": ["DINOv3ViTBackbone"]}, "architectures contains DINOv3ViTBackbone, which"),
     ("DINOv2, gated", {"use_swiglu_ffn": False}, "mlp is swiglu in the tensors and gelu in config.json"),
     ("SigLIP", {"vision_use_head": False}, "vision_use_head is False, but vitlite supports only True"),
-    ("SigLIP", {"model_type": "siglip2_vision_model"}, "model_type siglip2_vision_model is not supported"),
-    ("SigLIP, classifier", {"model_type": "siglip2"}, "transformers' model_type siglip2 is not supported"),
 ])  # fmt: skip
 def test_what_transformers_would_compute_otherwise_is_refused(
     option: str, changes: dict[str, Any], text: str, tmp_path: Path

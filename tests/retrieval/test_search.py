@@ -177,5 +177,5 @@ def test_files_that_are_not_vectors(tmp_path: Path) -> None:
             open_vectors(tmp_path / name)
     vectors = noise(4, 8)
     vectors[2, 3] = float("nan")
-    with pytest.raises(InputError, match="not finite"):
+    with pytest.raises(InputError, match="NaN or infinity"):
         nearest(open_vectors(write(tmp_path / "nan.safetensors", vectors)), noise(1, 8))
