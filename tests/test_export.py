@@ -316,7 +316,7 @@ export(model, sys.argv[1], to=sys.argv[2])
 
 
 @NEEDS_NEWER
-@pytest.mark.parametrize("seconds", [0.05, 1.6, 3.2])
+@pytest.mark.parametrize("seconds", [0.05, 2.0])
 def test_killed_export_leaves_the_old_file_or_the_new(tmp_path: Path, seconds: float) -> None:
     """The next export removes the folder that the killed one left."""
     path, model = tmp_path / "model.pt2", vitlite.create("vit_nano_4.cifar10")

@@ -121,3 +121,10 @@ def test_embed_text(run: Run, hub: Hub, folder: Path, images: Path, tmp_path: Pa
     assert (code, "contains no sentences" in error) == (1, True)
     code, _, error = run("search", out, images / "a.png")  # vectors of text are not vectors of images
     assert (code, "is not a valid file of vectors" in error) == (1, True)
+
+
+def test_checkpoint_without_text_is_an_error_before_its_download(run: Run, server: Hub, images: Path) -> None:
+    code, _, error = run("classify", images, "--model", "vit_tiny_16.deit_fb_in1k", "--labels", "cat,dog")
+    assert code == 1
+    assert "vit_tiny_16.deit_fb_in1k cannot read text: it was not trained with text" in error
+    assert not server.log

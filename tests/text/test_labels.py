@@ -20,6 +20,7 @@ from torch import Tensor
 from vocabularies import clip_tokenizer, write_siglip_tokenizer
 
 import vitlite
+from vitlite.checkpoints.fingerprint import hash_of_weights
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError, InputError, VitliteError
 from vitlite.nn.vit import ViT
@@ -99,6 +100,10 @@ def test_predict_save_load_and_optimize(labelled: ViT, tmp_path: Path) -> None:
     fast = vitlite.optimize(vitlite.load(tmp_path / "model"))
     assert near(fast(IMAGES), expected)
     assert [answer.label for answer in fast.predict(PHOTO)] == [answer.label for answer in answers]
+    with pytest.raises(InputError, match=r"got OptimizedViT\. Call with_labels before vitlite\.optimize\."):
+        vitlite.with_labels(fast, LABELS)
+    with pytest.raises(InputError, match=r"Expected a list of sentences, got 'red car'"):
+        open_text_half(labelled).vectors("red car")
     half = vitlite.optimize(vitlite.load(tmp_path / "model"), dtype=torch.bfloat16)
     assert (half(IMAGES) - expected).abs().max() < 0.05 * expected.abs().max()
 
@@ -117,14 +122,28 @@ def test_onnx(labelled: ViT, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_the_image_tower_is_shared_and_unchanged(joint: tuple[Any, Path]) -> None:
-    model = vitlite.load(joint[1])
+    model = vitlite.load(joint[1]).requires_grad_(False)
     before = model(IMAGES)
     first = vitlite.with_labels(model, LABELS)
-    assert first.blocks[0].mlp.fc1.weight is model.blocks[0].mlp.fc1.weight
+    assert first.blocks[0].mlp.fc1.weight.data_ptr() == model.blocks[0].mlp.fc1.weight.data_ptr()
     assert torch.equal(model(IMAGES), before)
+    assert not any(weight.requires_grad for weight in model.parameters())
+    assert hash_of_weights(first) == hash_of_weights(model)  # embed and search accept either
     second = vitlite.with_labels(first, LABELS[::-1])  # from a model with labels
     assert torch.equal(second(IMAGES).flip(1), first(IMAGES))
     assert torch.equal(first.embed(IMAGES), model.embed(IMAGES))
+
+
+@torch.no_grad()
+def test_another_head_is_not_taken_for_the_projection(joint: tuple[Any, Path]) -> None:
+    width = vitlite.load(joint[1]).config.num_classes or 24
+    models = [vitlite.load(joint[1], num_classes=width + 1), vitlite.load(joint[1])]
+    models[1].reset_head(width)
+    if vitlite.load(joint[1]).config.num_classes:  # CLIP needs the projection
+        models.append(vitlite.load(joint[1], num_classes=0))
+    for model in models:
+        with pytest.raises(InputError, match="has another head or another pooling than the checkpoint"):
+            vitlite.with_labels(model, LABELS)
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,7 @@ INVALID = {
     "bit": ("path,cat,dog\nx,1,-1\n", {}, "'-1' in the column dog for x, but a column for each label contains 0 or 1"),
     "none": ("path,label\nx,y\nz,\n", {}, r"no label for z\. Add one; or pass separator= \(--separator"),
     "twice": ("path,label\nx,y\nx,z\n", {}, r"lists .*x 2 times\. Write one row for each image"),
+    "an open quote": ("path,label\na.png,\"x\nb.png,y\n", {}, r"Cannot read .*unexpected end of data"),
     "both": ("path,label\nx,a|b\nz,a;b\n", {}, r"labels with \| and with ;\. Pass the character"),
     "cells": ("path,label\nx,a,b\n", {}, "3 cells in a row that begins with 'x', but 2 columns"),
     "empty": ("path,label\n", {}, "has no rows"),

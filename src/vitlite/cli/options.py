@@ -200,6 +200,7 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
     """
     from vitlite.factory import create, load
     from vitlite.inference.threads import set_threads
+    from vitlite.zoo.text import text_record
 
     set_threads()
     options["image_size"] = args.size
@@ -208,6 +209,8 @@ def create_or_load(args: Namespace, **options: Any) -> "ViT":
     elif is_place(args.model):
         model = load(args.model, **options)
     else:
+        if getattr(args, "labels", None):
+            text_record(registry.find(args.model).name)  # raises an error before anything is downloaded
         model = create(args.model, **options)
     if getattr(args, "labels", None):
         from vitlite.text.labels import with_labels

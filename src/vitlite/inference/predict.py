@@ -257,7 +257,8 @@ def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Pred
     if classes < (1 if model.scores == "sigmoid" else 2):  # the only softmax score would be 1
         raise InputError(
             f"Predicting labels needs at least two classes, but the model has {classes}. Use model(images) for the "
-            "output of the head, or model.embed(images) for vectors (vitlite embed)."
+            "output of the head, or model.embed(images) for vectors (vitlite embed). A CLIP or SigLIP checkpoint takes "
+            "labels from vitlite.with_labels (--labels)."
         )
     labels = model.labels
     if labels is None:

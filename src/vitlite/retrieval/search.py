@@ -66,7 +66,8 @@ def search_text(vectors: Vectors, model: "ViT", sentences: Sequence[str], top: i
             f"{vectors.path} contains vectors of block {vectors.layer}, but only those of the last block can be "
             "compared with text. Embed the images again without --layer."
         )
-    queries, projection = open_text_half(model).vectors(sentences), projection_of(model)
+    half = open_text_half(model)
+    queries, projection = half.vectors(sentences), projection_of(model, half.weights)
     if projection is not None:
         vectors = _Projected(**(vars(vectors) | {"dim": projection.out_features}), projection=projection)
     return nearest(vectors, queries, top)

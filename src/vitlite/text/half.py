@@ -46,13 +46,14 @@ class TextHalf(NamedTuple):
 
     def vectors(self, sentences: Sequence[str]) -> Tensor:
         """Return the vectors of sentences, scaled to length 1: (b, e)."""
+        if isinstance(sentences, str):
+            raise InputError(f"Expected a list of sentences, got {sentences!r}. Pass [{sentences!r}].")
         ids, vocabulary = self.tokenizer(sentences), self.weights.tower.config.vocabulary
         if ids.numel() and int(ids.max()) >= vocabulary:
             raise CheckpointError(f"The tokenizer does not fit the text tower, which knows only {vocabulary} tokens.")
-        with torch.inference_mode():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = [self.weights.tower(part) for part in torch.split(ids, BATCH)]
-        vectors = torch.cat(found) if found else torch.zeros(0, self.weights.tower.config.embed_dim)
-        return F.normalize(vectors, dim=-1).clone()  # outside inference mode
+        return F.normalize(torch.cat(found), dim=-1)
 
 
 def open_text_half(model: "ViT") -> TextHalf:

@@ -37,11 +37,14 @@ def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str]
         DownloadError: The text half cannot be downloaded.
         MissingExtraError: The packages for text are not installed: pip install 'vitlite[text]'.
     """
+    if type(model) is not ViT:
+        kind = type(model).__name__
+        raise InputError(f"with_labels needs a ViT, got {kind}. Call with_labels before vitlite.optimize.")
     check_unmodified(model, "label", InputError)
     half = open_text_half(model)
     _check_labels(labels, half)
     templates = _templates(template)
-    sentences = [template.replace("{}", label) for label in labels for template in templates]
+    sentences = [sentence.replace("{}", label) for label in labels for sentence in templates]
     vectors = half.vectors(sentences).view(len(labels), len(templates), -1).mean(1)
     return _with_head(model, tuple(labels), F.normalize(vectors, dim=-1), half.weights)
 
@@ -70,6 +73,8 @@ def _check_labels(labels: Sequence[str], half: TextHalf) -> None:
 def _templates(template: str | Sequence[str]) -> Sequence[str]:
     if isinstance(template, str):
         template = TEMPLATES.get(template, [template])
+    if not template:
+        raise InputError("template must contain at least one sentence, got an empty list.")
     for each in template:
         if not isinstance(each, str) or each.count("{}") != 1:
             names = " or ".join(map(repr, TEMPLATES))
@@ -79,20 +84,13 @@ def _templates(template: str | Sequence[str]) -> Sequence[str]:
 
 def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint: "JointWeights") -> ViT:
     """Return a model that shares the image tower, with label vectors (k, e) as the head."""
-    projection = projection_of(model)
-    width = vectors.shape[1]
-    if width != (projection.out_features if projection is not None else model.config.embed_dim):
-        raise InputError(
-            f"The vectors of text have a width of {width}, which does not fit the model. Create the model without "
-            "num_classes= and pool=."
-        )
+    projection, width = projection_of(model, joint), vectors.shape[1]
     config = model.config.replace(num_classes=len(labels), cosine_head=width if projection is not None else 0)
     new = model_on_meta(config)
-    state: dict[str, torch.Tensor] = {
-        name: weight for name, weight in model.named_parameters() if not name.startswith("head.")
-    }
+    # Detached, because load_state_dict would change `requires_grad` of the parameters of the caller's model.
+    state = {name: weight.detach() for name, weight in model.named_parameters() if not name.startswith("head.")}
     if projection is not None:
-        state |= {"head.proj.weight": projection.weight, "head.proj.bias": projection.bias}
+        state |= {"head.proj.weight": projection.weight.detach(), "head.proj.bias": projection.bias.detach()}
     state["head.weight"] = nn.Parameter((joint.scale * vectors).to(model.device, model.dtype))
     bias = torch.full((len(labels),), joint.bias or 0.0, dtype=model.dtype, device=model.device)
     state["head.bias"] = nn.Parameter(bias)
@@ -101,12 +99,25 @@ def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint
     new.scores = "softmax" if joint.bias is None else "sigmoid"
     new.source = model.source
     new.preprocess = model.preprocess
-    new.__dict__["_sample"] = model.__dict__.get("_sample")  # the same vectors as those of the model
+    new.loaded_sample = model.loaded_sample  # the same vectors as those of the model
     return new.train(model.training)
 
 
-def projection_of(model: ViT) -> nn.Linear | None:
-    """Return the projection of the image vectors (CLIP), or None (SigLIP)."""
-    if isinstance(model.head, CosineHead):  # labels were given before
-        return model.head.proj if isinstance(model.head.proj, nn.Linear) else None
-    return model.head if isinstance(model.head, nn.Linear) else None
+def projection_of(model: ViT, joint: "JointWeights") -> nn.Linear | None:
+    """Return the projection of the image vectors (CLIP), or None (SigLIP).
+
+    Raises:
+        InputError: The model has another head than the checkpoint, or vectors of another width than the text half.
+    """
+    head = model.head.proj if isinstance(model.head, CosineHead) else model.head  # CosineHead: labels were given before
+    projection = head if isinstance(head, nn.Linear) else None
+    is_clip = joint.bias is None
+    width = model.config.embed_dim if projection is None else projection.out_features
+    is_new = any(name.startswith("head.") for name in model.source.report.reinitialised)
+    is_new = is_new or (projection is not None and not projection.weight.any())  # after reset_head
+    if is_clip != (projection is not None) or is_new or width != joint.tower.config.embed_dim:
+        raise InputError(
+            "The model has another head or another pooling than the checkpoint, so its vectors cannot be compared with "
+            "text. Create the model without num_classes= and pool=."
+        )
+    return projection

@@ -70,11 +70,6 @@ def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
     return JointWeights(tower.eval().requires_grad_(False), scale, bias)
 
 
-def has_text_tower(file: WeightsFile) -> bool:
-    """Return whether a file contains a text tower."""
-    return _find_format(file) is not None
-
-
 def _find_format(file: WeightsFile) -> tuple[CheckpointFormat, str] | None:
     for text_format in FORMATS.values():
         prefix = text_format.find_prefix(file.shapes)

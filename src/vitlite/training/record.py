@@ -48,9 +48,7 @@ def images_of_run(
     if not has_begun(out / STATE) or not (out / IMAGES).exists():
         return data, validation
     record = _read(out / IMAGES)
-    if now.keys() != record.keys() or any(
-        part.multi_label != isinstance(record[name]["labels"][0], list) for name, part in now.items()
-    ):
+    if now.keys() != record.keys() or any(not _fits(part, record[name]["labels"]) for name, part in now.items()):
         return data, validation  # the check of the run's identity explains the difference
     begun = dict(now)
     for name, part in now.items():
@@ -66,6 +64,13 @@ def images_of_run(
         gone = [row for row, path in enumerate(part.files()) if path not in known]
         part.readable(torch.tensor(gone, dtype=torch.int64, device="cpu"))
     return begun.get("train", data), begun.get("validation", validation)
+
+
+def _fits(data: ImageData, labels: list[Any]) -> bool:
+    """Return True if recorded class indices, or lists of them, fit the kind and the number of the classes of `data`."""
+    several = isinstance(labels[0], list)
+    largest = max((max(label, default=0) for label in labels) if several else labels)
+    return data.multi_label == several and largest < len(data.classes)
 
 
 def _holds_out_others(now: dict[str, ImageData], begun: dict[str, ImageData]) -> bool:
@@ -90,6 +95,11 @@ def _check_sizes(out: Path, data: ImageData, sizes: list[int]) -> None:
     """Check that the images still have the recorded sizes in bytes, except for images that cannot be read now."""
     for row, path in enumerate(data.files()):
         size = file_size(path)
+        if size != -1 and sizes[row] == -1:
+            raise TrainError(
+                f"{out} contains another run: {path} was missing when the run began. Remove it to resume the run, or "
+                "start a new run with another out= (--out)."
+            )
         if size not in (-1, sizes[row]) and len(data.readable(torch.tensor([row], device="cpu"))[0]):
             raise TrainError(
                 f"{out} contains another run: {path} had {sizes[row]:,} bytes then, and has {size:,} now. Restore it "

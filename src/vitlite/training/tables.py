@@ -253,7 +253,7 @@ def _read_csv(file: Path, wanted: Sequence[str] | None) -> list[Any]:
                 return names
             places = [names.index(name) for name in wanted]
             rows = []
-            for row in csv.reader(stream, delimiter=delimiter, skipinitialspace=True):
+            for row in csv.reader(stream, delimiter=delimiter, skipinitialspace=True, strict=True):
                 if row and len(row) != len(names):
                     raise TrainError(
                         f"{file} has {len(row)} cells in a row that begins with {row[0]!r}, but {len(names)} columns. "

@@ -84,6 +84,6 @@ def text_record(name: str) -> TextRecord:
                 raise InputError(f"{name} cannot read text: {reason}.")
             return replace(KINDS[kind], head_dim=int(head), repo=repo)
     raise InputError(
-        f"{name} cannot read text: {WITHOUT_TEXT}. Use another checkpoint, such as one from list_models('*clip*') "
-        "(vitlite list '*clip*')."
+        f"{name} cannot read text: {WITHOUT_TEXT}. Use a checkpoint of CLIP or SigLIP, such as "
+        "vit_base_16.siglip_v2_webli."
     )
