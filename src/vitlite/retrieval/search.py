@@ -54,8 +54,12 @@ def search_text(vectors: Vectors, model: "ViT", sentences: Sequence[str], top: i
         top: The number of matches per sentence. If there are fewer vectors, all of them are returned.
 
     Raises:
-        InputError: The vectors were computed by another model or for another block than the last one, the model has no
-            text half, a sentence is too long, or `top` is not a positive integer.
+        InputError: The vectors were computed by a different model or taken from a block other than the last, the
+            checkpoint has no text half, the head or pooling of the model was changed, a sentence is too long, or `top`
+            is not a positive integer.
+        CheckpointError: The text half is damaged, or vitlite does not support it.
+        DownloadError: The text half cannot be downloaded.
+        MissingExtraError: The packages for text are not installed: pip install 'vitlite[text]'.
     """
     from vitlite.text.half import open_text_half
     from vitlite.text.labels import projection_of

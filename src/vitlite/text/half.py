@@ -50,14 +50,17 @@ class TextHalf(NamedTuple):
             raise InputError(f"Expected a list of sentences, got {sentences!r}. Pass [{sentences!r}].")
         ids, vocabulary = self.tokenizer(sentences), self.weights.tower.config.vocabulary
         if ids.numel() and int(ids.max()) >= vocabulary:
-            raise CheckpointError(f"The tokenizer does not fit the text tower, which knows only {vocabulary} tokens.")
+            raise CheckpointError(
+                f"The tokenizer does not fit the text tower, which knows only {vocabulary} tokens. Use a tokenizer and "
+                "weights from the same checkpoint."
+            )
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = [self.weights.tower(part) for part in torch.split(ids, BATCH)]
         return F.normalize(torch.cat(found), dim=-1)
 
 
 def open_text_half(model: "ViT") -> TextHalf:
-    """Open the text half of the checkpoint that a model came from. It may be downloaded.
+    """Open the text half of the checkpoint that a model came from, and download it first if necessary.
 
     Raises:
         InputError: The checkpoint has no text half.
@@ -67,7 +70,10 @@ def open_text_half(model: "ViT") -> TextHalf:
     """
     source = model.source
     if source is None:
-        raise InputError("The model cannot read text, because its weights do not come from a checkpoint.")
+        raise InputError(
+            "The model cannot read text, because its weights do not come from a checkpoint. Create it from a "
+            "checkpoint of CLIP or SigLIP, such as vit_base_16.siglip_v2_webli."
+        )
     if source.name is not None and source.repo == registry.find(source.name).repo:
         return half_of_repository(text_record(source.name))
     if source.path.suffix != ".json":  # an index of shards has no hash of its own
@@ -102,12 +108,15 @@ def fetch_text_half(
         if weights is not None:
             break
     else:
-        raise CheckpointError(f"{record.repo} has no {' and no '.join(JOINT_WEIGHTS)}, which vitlite needs for text.")
+        raise CheckpointError(
+            f"{record.repo} has neither {' nor '.join(JOINT_WEIGHTS)}. vitlite needs one of them to read text. Use "
+            "another checkpoint."
+        )
     return weights, download.fetch(record.repo, TOKENIZER, revision=weights.commit)
 
 
 def _files_beside(source: "Source") -> dict[str, Path]:
-    """Return the paths of the files of transformers beside the weights by name.
+    """Return the paths, by name, of the files of transformers that are in the folder of the weights.
 
     Raises:
         InputError: There are no such files.
@@ -121,10 +130,13 @@ def _files_beside(source: "Source") -> dict[str, Path]:
     if missing:
         hint = ""
         if TOKENIZER in missing and (source.path.parent / "spiece.model").exists():
-            hint = " transformers writes one from spiece.model: AutoTokenizer.from_pretrained(A).save_pretrained(B)."
+            hint = (
+                f" transformers can write {TOKENIZER} from spiece.model: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+            )
         raise InputError(
-            f"The model cannot read text, because there is no {missing[0]} beside {source.path}.{hint} For a "
-            "checkpoint of the zoo, pass its name to vitlite.create (--model NAME)."
+            f"The model cannot read text, because there is no {' and no '.join(missing)} beside "
+            f"{source.path}.{hint} For a checkpoint of the zoo, pass its name to vitlite.create (--model NAME)."
         )
     return paths
 
@@ -141,8 +153,8 @@ def _record_from_transformers(paths: Mapping[str, Path], vocabulary: "tokenizers
     family = {"clip": CLIP, "siglip": SIGLIP}.get(str(config.get("model_type")))
     if family is None or not isinstance(text, dict):
         raise InputError(
-            f"The model cannot read text: {paths[CONFIG]} describes a {config.get('model_type')!r} and no text. "
-            "vitlite reads the text halves of 'clip' and 'siglip'."
+            f"The model cannot read text: {paths[CONFIG]} describes a model of type {config.get('model_type')!r} "
+            "without a text half that vitlite supports. Use a complete CLIPModel or SiglipModel."
         )
     check_types(text, TEXT_TYPES, "text_config.")
     special = read_json(paths[TOKENIZER_CONFIG])
@@ -170,5 +182,8 @@ def _special_id(special: Mapping[str, Any], name: str, vocabulary: "tokenizers.T
     content = token.get("content") if isinstance(token, dict) else token
     found = vocabulary.token_to_id(content) if isinstance(content, str) else None
     if found is None:
-        raise CheckpointError(f"{name} is {content!r} in {TOKENIZER_CONFIG}, which is not in {TOKENIZER}.")
+        raise CheckpointError(
+            f"{TOKENIZER_CONFIG} gives {content!r} as {name}, but {TOKENIZER} has no such token. Use files from the "
+            "same checkpoint."
+        )
     return found

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str] = "a photo of a {}") -> ViT:
     """Return a model that classifies images by labels of your own, without training.
 
-    The text half of the checkpoint reads the labels once, and its vectors become the head. The model is then an
-    ordinary classifier: it can be saved, optimized and exported. Scores are those that the checkpoint was trained for:
-    CLIP's sum to 1 over all labels, and SigLIP's are one probability for each label.
+    The text half of the checkpoint turns each label into a vector once, and these vectors become the head. The new
+    model is an ordinary classifier: it can be saved, optimized and exported. Scores are those that the checkpoint was
+    trained for: CLIP's sum to 1 over all labels, and SigLIP's are one probability for each label.
 
     Args:
         model: A CLIP or SigLIP checkpoint of the zoo, or a CLIPModel or SiglipModel of transformers. It stays
@@ -33,14 +33,16 @@ def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str]
             the 80 sentences that OpenAI used for ImageNet.
 
     Raises:
-        InputError: The checkpoint has no text half, a sentence is too long, or a label is empty or equal to another.
+        InputError: The checkpoint has no text half, the model was modified, a template does not contain {} exactly
+            once, a sentence is too long, a label is empty, or the checkpoint reads two labels as the same text.
+        CheckpointError: The text half is damaged, or vitlite does not support it.
         DownloadError: The text half cannot be downloaded.
         MissingExtraError: The packages for text are not installed: pip install 'vitlite[text]'.
     """
     if type(model) is not ViT:
         kind = type(model).__name__
         raise InputError(f"with_labels needs a ViT, got {kind}. Call with_labels before vitlite.optimize.")
-    check_unmodified(model, "label", InputError)
+    check_unmodified(model, "give labels to", InputError)
     half = open_text_half(model)
     _check_labels(labels, half)
     templates = _templates(template)
@@ -117,7 +119,8 @@ def projection_of(model: ViT, joint: "JointWeights") -> nn.Linear | None:
     is_new = is_new or (projection is not None and not projection.weight.any())  # after reset_head
     if is_clip != (projection is not None) or is_new or width != joint.tower.config.embed_dim:
         raise InputError(
-            "The model has another head or another pooling than the checkpoint, so its vectors cannot be compared with "
-            "text. Create the model without num_classes= and pool=."
+            "The head or the pooling of the model differs from that of its checkpoint, so the vectors of the model "
+            "cannot be compared with text. Create the model without num_classes= and pool=, and without "
+            "calling reset_head."
         )
     return projection

@@ -62,7 +62,7 @@ def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
             if state[name].shape != expected.shape:
                 raise CheckpointError(
                     f"{file.path}: the text tower does not fit: {name} has the shape {tuple(state[name].shape)}, "
-                    f"expected {tuple(expected.shape)}."
+                    f"expected {tuple(expected.shape)}. Download the file again."
                 )
         tower.load_state_dict(state, assign=True)
         scale = float(file.read("logit_scale").float().exp())
@@ -99,7 +99,7 @@ def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], r
     shape = {name: file.shapes[parts[0]] for name, (parts, _) in names.items()}
     missing = {"token_embedding.weight", "pos_embed", "norm.weight", "blocks.0.mlp.fc1.weight"} - shape.keys()
     if missing:
-        raise CheckpointError(f"{file.path}: the text tower has no {min(missing)}.")
+        raise CheckpointError(f"{file.path}: the text tower has no {min(missing)}. Download the file again.")
     vocabulary, dim = shape["token_embedding.weight"]
     projection = shape.get("projection.weight")
     embed_dim = dim
@@ -107,10 +107,14 @@ def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], r
         embed_dim = projection[1] if names["projection.weight"][1] == "transposed" else projection[0]
     if shape["pos_embed"][0] != record.context:
         raise CheckpointError(
-            f"{file.path}: the text tower reads {shape['pos_embed'][0]} tokens, expected {record.context}."
+            f"{file.path}: the text tower reads {shape['pos_embed'][0]} tokens, but the checkpoint that was named "
+            f"reads {record.context}. Use files from the same checkpoint."
         )
     if dim % record.head_dim:
-        raise CheckpointError(f"{file.path}: the text tower has a width of {dim}, not a multiple of {record.head_dim}.")
+        raise CheckpointError(
+            f"{file.path}: the text tower has a width of {dim}, which is not a multiple of the width of its heads, "
+            f"{record.head_dim}. Use files from the same checkpoint."
+        )
     return TextConfig(
         vocabulary=vocabulary,
         context=shape["pos_embed"][0],

@@ -81,7 +81,8 @@ def text_record(name: str) -> TextRecord:
     for (pattern, kind, head, repo), reason in ROWS:
         if fnmatchcase(name, pattern):
             if kind == "-":
-                raise InputError(f"{name} cannot read text: {reason}.")
+                hint = "" if "; use " in reason else "; use another checkpoint, such as vit_base_16.siglip_v2_webli"
+                raise InputError(f"{name} cannot read text: {reason}{hint}.")
             return replace(KINDS[kind], head_dim=int(head), repo=repo)
     raise InputError(
         f"{name} cannot read text: {WITHOUT_TEXT}. Use a checkpoint of CLIP or SigLIP, such as "
