@@ -137,7 +137,7 @@ def test_a_failure_is_reported_once_and_no_process_hangs(data: Path, tmp_path: P
     bad = write_images(tmp_path / "data", train=40, val=10)
     broken = bad / "train" / "lying" / "0.png"
     broken.write_bytes(b"no image")
-    with start(launcher(2, *train_command(bad, tmp_path / "out"))) as run:
+    with start(launcher(2, *train_command(bad, tmp_path / "out", "--strict"))) as run:
         _, errors = run.communicate(timeout=120)
     assert run.returncode == 1
     assert errors.count("vitlite: error: ") == 1
