@@ -112,7 +112,7 @@ def test_a_head_is_kept_if_the_folders_stand_for_its_classes(folders, tmp_path, 
     is_new = bias == [0, 0]
     assert trained.labels == (("lying", "standing") if is_new or labels is None else labels)
     assert trained.head.bias.tolist() == pytest.approx(bias, abs=1e-6)
-    assert ["the head is replaced" in message for message in caplog.messages] == [True] * is_new
+    assert ["replacing the head" in message for message in caplog.messages] == [True] * is_new
 
 
 def test_killed_with_sigkill_and_started_again(folders, tmp_path):
@@ -260,7 +260,7 @@ def test_settings_out_of_range_are_errors(folders, tmp_path, capsys):
         assert main(f"{command} {words}".split()) == 1
         return capsys.readouterr().err
 
-    assert "Start another run with a lower lr= (--lr)." in error("--lr 1000 --clip inf")
+    assert "Start a new run with a lower lr= (--lr)." in error("--lr 1000 --clip inf")
     assert "layer_decay must be a number from 0.001 to 1, got 2.0." in error("--layer-decay 2")
 
 

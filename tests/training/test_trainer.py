@@ -321,7 +321,7 @@ def test_other_classes_get_a_new_head(tmp_path, caplog):
     assert model.head.weight.abs().max() < 1e-6
     assert model.labels == ("hot", "cold")
     (message,) = caplog.messages
-    assert message.startswith("vitlite: the head is replaced, because the model's labels (lying, standing) are not the")
+    assert message.startswith("vitlite: replacing the head, because the model's labels (lying, standing) differ from")
 
 
 def test_a_zoo_model_with_one_channel(folders, tmp_path):

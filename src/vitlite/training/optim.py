@@ -1,8 +1,8 @@
 """The optimizers, AdamW and Muon (Jordan et al. 2024), and the learning rate schedule.
 
-Muon updates each matrix with its orthogonalised momentum. If Muon is chosen, it trains the matrices of the blocks, and
-AdamW trains all other weights. Muon's steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), so that the
-same learning rate and weight decay suit both optimizers.
+Muon updates each matrix with its orthogonalised momentum. It trains only the matrices of the blocks. AdamW trains all
+other weights. Muon's steps are scaled as in Moonlight (Liu et al. 2025, arXiv 2502.16982), which lets both optimizers
+use the same learning rate and weight decay.
 Shapes: b matrices, m rows, n columns.
 """
 
@@ -17,19 +17,19 @@ from vitlite.nn.vit import ViT, stacked_matrices
 from vitlite.training import distributed
 from vitlite.training.settings import Settings
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic polynomial: five rounds map (0, 1] to about 1
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan's quintic polynomial, which maps (0, 1] to about 1 in five rounds
 
 
 def learning_rate(settings: Settings, epoch: float) -> float:
-    """Return the learning rate at an epoch, which is counted from 0 and may be fractional.
+    """Return the learning rate after `epoch` epochs, which may be fractional.
 
-    The rate rises linearly, stays constant, and falls as a half cosine.
+    The rate rises linearly, stays constant, and then falls along half a cosine.
 
     >>> [round(learning_rate(Settings(epochs=10, lr=1.0), epoch), 2) for epoch in (0, 0.5, 1, 6, 8, 10)]
     [0.0, 0.5, 1.0, 1.0, 0.5, 0.0]
     """
-    rising = (epoch + 0.001) / settings.warmup  # above 0, so that the first step changes the weights
-    left = (settings.epochs - epoch) / (settings.decay * settings.epochs)  # of the falling part, from 1 to 0
+    rising = (epoch + 0.001) / settings.warmup  # above 0, because the first step should change the weights
+    left = (settings.epochs - epoch) / (settings.decay * settings.epochs)  # falls from 1 to 0 during the decay
     falling = 0.5 - 0.5 * math.cos(math.pi * min(left, 1.0))
     return settings.lr * min(1.0, rising, falling)
 
@@ -43,9 +43,9 @@ class _Update(NamedTuple):
 
 
 class Muon(torch.optim.Optimizer):
-    """The Muon optimizer, for matrices only.
+    """The Muon optimizer. All weights must be matrices.
 
-    The option "parts" of a group is the number of matrices stacked in a weight, such as 3 for q, k and v.
+    The option "parts" of a group is the number of matrices stacked in each weight, such as 3 for q, k and v.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float, momentum: float = 0.95) -> None:
@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every matrix with its orthogonalised Nesterov momentum."""
-        updates: dict[torch.Size, list[_Update]] = {}  # by shape, because one call computes all matrices of a shape
+        updates: dict[torch.Size, list[_Update]] = {}  # by shape, to orthogonalise matrices of one shape together
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -79,9 +79,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(x: Tensor) -> Tensor:
-    """Return matrices with all singular values close to 1, by Newton-Schulz iteration: (b, m, n) -> (b, m, n)."""
+    """Orthogonalise matrices by Newton-Schulz iteration: (b, m, n) -> (b, m, n).
+
+    The singular values of the results are close to 1.
+    """
     tall = x.shape[1] > x.shape[2]
-    y = (x.mT if tall else x).bfloat16()  # wide, so that y @ y.mT is the smaller product
+    y = (x.mT if tall else x).bfloat16()  # wide, because y @ y.mT is then the smaller product
     y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(5):
@@ -91,7 +94,7 @@ def orthogonal(x: Tensor) -> Tensor:
 
 
 def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
-    """Compute `orthogonal`, with the matrices divided among the ranks, which all have the same gradients."""
+    """Orthogonalise matrices that are the same on all ranks. Each rank computes a share of them."""
     if distributed.world_size() == 1:
         return orthogonal(x)
     found = torch.zeros_like(x)
@@ -103,7 +106,7 @@ def _orthogonal_on_all_ranks(x: Tensor) -> Tensor:
 
 
 def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings) -> list[torch.optim.Optimizer]:
-    """Return AdamW, followed by Muon if the settings choose it. Only matrices have weight decay."""
+    """Return AdamW, followed by Muon if `settings.optimizer` is "muon". Only matrices have weight decay."""
     groups: dict[tuple[bool, int, bool, int], dict[str, Any]] = {}
     for name, weight in weights.items():
         is_matrix = weight.ndim in (2, 4) and name != "rope.freqs"
@@ -114,7 +117,7 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
             (by_muon, depth, is_matrix, parts),
             {
                 "params": [],
-                "scale": settings.layer_decay ** (model.config.depth + 1 - depth),  # of the learning rate
+                "scale": settings.layer_decay ** (model.config.depth + 1 - depth),  # factor of the learning rate
                 "weight_decay": settings.weight_decay if is_matrix else 0.0,
                 "parts": parts,
             },
@@ -145,19 +148,19 @@ def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def state_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """Return the names of the tensors in an optimizer's state for one weight."""
+    """Return the names of the tensors that an optimizer stores for each weight."""
     return ("momentum",) if isinstance(optimizer, Muon) else ("step", "exp_avg", "exp_avg_sq")
 
 
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Restore the state of an optimizer with `load_state_dict`, which moves each tensor to the right device.
+    """Restore the state of an optimizer.
 
     Args:
         optimizer: A new optimizer.
-        names: The names of the weights.
-        tensors: The tensors of the state by "kind.name", such as "step.head.bias".
+        names: The name of each weight.
+        tensors: The saved tensors by "kind.name", such as "step.head.bias".
     """
     state: dict[int, dict[str, Tensor]] = {}
     for i, weight in enumerate(weights_of(optimizer)):
@@ -165,4 +168,4 @@ def restore_optimizer(
         found = {kind: tensors[key] for kind, key in keys.items() if key in tensors}
         if found:
             state[i] = found
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})  # moves each tensor to the weight's device

@@ -1,4 +1,4 @@
-"""The settings of training and of augmentation, and their default values on the command line."""
+"""Settings of training and augmentation, and the functions that choose defaults for the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from vitlite.errors import TrainError
 
 Optimizer = Literal["adamw", "muon"]
 Range = tuple[type[int] | type[float], float, float]  # type, lowest and highest value
-FEW = 1000  # images
+FEW = 1000  # data with fewer images get more epochs and smaller batches
 AUGMENTATION_RANGES: dict[str, Range] = dict.fromkeys(
     ("flip", "shift", "warp", "colour", "erase", "mixup", "cutmix"), (float, 0, 1)
 )
@@ -43,30 +43,29 @@ class Augmentation:
     """Probabilities and strengths of the random augmentations. 0 turns an augmentation off.
 
     Raises:
-        TrainError: A value is not between 0 and 1, or mixup and cutmix add up to more than 1.
+        TrainError: A value is not from 0 to 1, or mixup and cutmix add up to more than 1.
     """
 
     flip: float = 0.5  # share of images mirrored
-    shift: float = 0.125  # largest shift as a share of the side, rounded to pixels, such as 4 of 32
+    shift: float = 0.125  # largest shift as a share of the side, rounded to whole pixels
     warp: float = 0.25  # share of images rotated, sheared and zoomed
     colour: float = 0.25  # share of images with changed brightness, contrast and saturation
     erase: float = 0.1  # share of images with a rectangle turned grey
-    mixup: float = 0.0  # share of images blended with another, Zhang et al. 2018
-    cutmix: float = 0.3  # share of images with a rectangle from another, Yun et al. 2019
+    mixup: float = 0.0  # share of images blended with another image (Zhang et al. 2018)
+    cutmix: float = 0.3  # share of images with a rectangle from another image (Yun et al. 2019)
 
     def __post_init__(self) -> None:
         _check_ranges(self, AUGMENTATION_RANGES)
-        if self.mixup + self.cutmix > 1 + 1e-9:  # shares such as 0.9 and 0.1 add up to a little more than 1
+        if self.mixup + self.cutmix > 1 + 1e-9:  # rounding errors can lift a sum of 1 slightly above 1
             raise TrainError(
-                "mixup and cutmix must add up to at most 1, because an image gets only one of them, but got "
-                f"{self.mixup:g} and {self.cutmix:g}. Lower one of them."
+                f"mixup and cutmix must add up to at most 1, got {self.mixup:g} and {self.cutmix:g}. Lower one of them."
             )
 
 
 STRENGTHS = {
     "none": Augmentation(flip=0, shift=0, warp=0, colour=0, erase=0, mixup=0, cutmix=0),
-    "weak": Augmentation(),  # for runs of a few dozen epochs
-    "strong": Augmentation(warp=0.5, colour=0.5, erase=0.25, mixup=0.25, cutmix=0.5),  # for hundreds
+    "weak": Augmentation(),  # for a few dozen epochs
+    "strong": Augmentation(warp=0.5, colour=0.5, erase=0.25, mixup=0.25, cutmix=0.5),  # for hundreds of epochs
 }
 
 
@@ -75,25 +74,25 @@ class Settings:
     """The settings of a training run.
 
     Raises:
-        TrainError: A value is out of range, or two settings exclude each other.
+        TrainError: A value is out of range, or `frozen` is combined with Muon.
     """
 
     epochs: int
     patience: int = 0  # stop after this many epochs without improvement; 0 never stops early
-    batch: int = 128  # largest number of images per step
-    optimizer: Optimizer = "adamw"  # muon trains the matrices of the blocks, and adamw all other weights
+    batch: int = 128  # maximum number of images per step
+    optimizer: Optimizer = "adamw"  # "muon" applies to the matrices of the blocks; all other weights use adamw
     lr: float = 1e-3  # maximum learning rate
-    warmup: float = 1.0  # number of epochs in which the learning rate rises
-    decay: float = 0.4  # share of the epochs, at the end, in which the learning rate falls
+    warmup: float = 1.0  # number of epochs at the start during which the learning rate rises
+    decay: float = 0.4  # share of the epochs at the end during which the learning rate falls
     weight_decay: float = 0.05
-    layer_decay: float = 1.0  # learning rate of each block relative to the next one
+    layer_decay: float = 1.0  # learning rate of each block divided by that of the next block
     smoothing: float = 0.1  # label smoothing
     clip: float = 1.0  # maximum norm of the gradient
-    accumulate: int = 1  # compute each batch in this many parts, to save memory
-    ema: float = 0.999  # share of the averaged weights kept at each step
-    balance: bool = False  # give all classes, instead of all images, the same weight
-    frozen: bool = False  # train the head only
-    bfloat16: bool = True  # autocast
+    accumulate: int = 1  # number of parts in which each batch is computed; more parts need less memory
+    ema: float = 0.999  # decay of the exponential moving average of the weights
+    balance: bool = False  # give every class the same total weight in the loss
+    frozen: bool = False  # train only the head
+    bfloat16: bool = True  # compute in bfloat16 with autocast
     seed: int = 0
     augmentation: Augmentation = field(default_factory=Augmentation)
 
@@ -103,8 +102,8 @@ class Settings:
             raise TrainError(f"optimizer must be one of {', '.join(get_args(Optimizer))}, got {self.optimizer!r}.")
         if self.frozen and self.optimizer == "muon":
             raise TrainError(
-                "Muon trains the matrices of the blocks, but with frozen=True only the head is trained. Omit "
-                "optimizer= (--optimizer) or frozen= (--frozen)."
+                "Muon trains the blocks, but frozen=True trains only the head. Omit optimizer= (--optimizer) or "
+                "frozen= (--frozen)."
             )
 
 
@@ -114,12 +113,12 @@ def usual_epochs(images: int) -> int:
 
 
 def usual_batch(images: int) -> int:
-    """Return the default batch size, which is small for few images so that an epoch has several steps."""
+    """Return the default batch size. Few images get small batches, because an epoch needs several steps."""
     return 16 if images < FEW else 128
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
-    """Return "muon" for training from random weights, and "adamw" for fine-tuning or training the head only."""
+    """Return "muon" to train all weights from random values, and "adamw" to fine-tune or to train only the head."""
     return "muon" if random_weights and not frozen else "adamw"
 
 
@@ -131,5 +130,5 @@ def usual_lr(optimizer: Optimizer, *, frozen: bool) -> float:
 
 
 def usual_layer_decay(*, random_weights: bool) -> float:
-    """Return the default layer decay. In fine-tuning it is below 1, because early blocks should change less."""
+    """Return the default layer decay. It is below 1 for fine-tuning, which should change early blocks less."""
     return 1.0 if random_weights else 0.75

@@ -1,7 +1,7 @@
-"""Train a `ViT`, from scratch or from weights.
+"""Train a `ViT` from random weights, or fine-tune trained weights.
 
 Every random number is a function of (seed, epoch, sample) or, for dropout and stochastic depth, of (seed, step, rank).
-A run that is resumed on the same machine therefore ends with the same weights, bit for bit.
+A run that is resumed on the same machine therefore ends with exactly the same weights.
 Shapes: b images in a batch, or in this rank's share of a batch; c channels, h and w pixels, k classes.
 """
 
@@ -59,21 +59,21 @@ def train(
 
     Args:
         model: A model in float32, with preprocessing and as many classes as the data. The head is replaced if the
-            labels of the model are not the classes of the data.
+            labels of the model differ from the classes of the data.
         data: The images to train on. An image that cannot be read is replaced by another image of the same class, and
-            `data.broken()` names it. If the images are `strict`, it is an error.
+            `data.broken()` lists it. If the images are `strict`, an error is raised instead.
         out: A folder for the state, the log, and the checkpoints `last` and `best`, which `vitlite.load` opens.
         settings: The settings of the run.
         validation: Images of the same classes, used to measure the model after each epoch. `best` is the checkpoint
-            of the epoch with the highest accuracy. Of epochs with equal accuracy, it is the one with the lowest loss.
-            If images may have several labels, the mean average precision takes the place of the accuracy.
+            of the epoch with the highest accuracy. Among epochs of equal accuracy, the lowest loss decides. If images
+            may have several labels, the mean average precision replaces the accuracy.
         after_resume: Called with the run when it is resumed, even if no epochs are left.
         after_step: Called with the run after each step.
         after_epoch: Called with the history after each epoch, and when a run is resumed.
         save_every: Minimum number of seconds between two saves of the state.
 
     Returns:
-        The history, which has a dictionary for each epoch. Afterwards, the model has the averaged weights.
+        The history, a list with one dictionary per epoch. After training, the model has the averaged weights.
 
     Raises:
         TrainError: The data do not fit the model, the loss diverged, `out` contains another run, or writing to `out`
@@ -93,11 +93,11 @@ def train(
                     check_data_fits(model, images)
             run = Run(model, data, settings, validation)
             _run_epochs(run, out, validation, Callbacks(after_resume, after_step, after_epoch), save_every)
-            # A barrier: `best` and `last` are complete on all ranks when this returns.
+            # Wait for rank 0, because `best` and `last` must be complete when any rank returns.
             distributed.assert_equal_on_all_ranks({"epochs": run.progress.epoch})
     finally:
         model.zero_grad()
-        for weight, was_trainable in trainable.items():  # `frozen` applies to this run only
+        for weight, was_trainable in trainable.items():  # `frozen` applies only to this run
             weight.requires_grad_(was_trainable)
     run.swap_averages()
     model.eval()
@@ -121,8 +121,8 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
         raise TrainError("Classes cannot be balanced if images may have several labels. Omit balance= (--balance).")
     if validation is not None and validation.multi_label != data.multi_label:
         raise TrainError(
-            "Images may have several labels in the training data or in the validation data, but not in both. Use "
-            "data.with_multi_label()."
+            "Only one of the training data and the validation data has several labels per image. Convert the other "
+            "with data.with_multi_label()."
         )
     if settings.patience and validation is None:
         raise TrainError(f"patience={settings.patience} needs validation images. Pass validation= or patience=0.")
@@ -130,7 +130,7 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
     if 1 < processes > len(data) // steps // 2:
         raise TrainError(
             f"{len(data)} images in batches of {settings.batch} are too few for {processes} processes, because each "
-            "needs two images of every batch. Raise batch= (--batch), or start fewer processes."
+            "process needs two images of every batch. Raise batch= (--batch), or start fewer processes."
         )
 
 
@@ -161,7 +161,7 @@ def _locked(out: Path) -> Iterator[None]:
                 held.enter_context(storage.lock(out / LOCK, timeout=0))
             except TimeoutError as error:
                 raise TrainError(
-                    f"Another process is training in {out}. Wait for it, or use another out= (--out)."
+                    f"Another process is training in {out}. Wait until it ends, or choose another out= (--out)."
                 ) from error
             except OSError as error:
                 raise TrainError(f"Cannot write to {out}: {error}. Choose another out= (--out).") from error
@@ -169,12 +169,12 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _match_head(model: ViT, data: ImageData) -> None:
-    """Set the labels of a model to the classes of the data. Replace the head if the labels were different."""
+    """Set the labels of a model to the classes of the data. If the labels were different, replace the head."""
     classes = data.classes
     if model.labels is not None and tuple(model.labels) != tuple(classes):
         if distributed.is_main():
             _log.warning(
-                "vitlite: the head is replaced, because the model's labels (%s) are not the classes of the data (%s)",
+                "vitlite: replacing the head, because the model's labels (%s) differ from the classes of the data (%s)",
                 listed(model.labels),
                 listed(classes),
             )
@@ -216,7 +216,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
         total=run.steps,
         initial=progress.step,
         desc=f"epoch {progress.epoch + 1}/{settings.epochs}",
-        disable=None if distributed.is_main() else True,  # None: only shown on a terminal
+        disable=None if distributed.is_main() else True,  # None shows the bar only on a terminal
         leave=False,
         file=sys.stderr,
     )
@@ -230,7 +230,7 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
                 last = f" The weights of the previous epoch are in {out / LAST}." if run.history else ""
                 raise TrainError(
                     f"The loss became {loss} in epoch {progress.epoch + 1}, step {progress.step + 1}, at a learning "
-                    f"rate of up to {settings.lr:g}. Start another run with a lower lr= (--lr).{last}"
+                    f"rate of up to {settings.lr:g}. Start a new run with a lower lr= (--lr).{last}"
                 )
             progress.add(loss, accuracy, time.perf_counter() - start)
             if time.monotonic() - saved >= save_every:
@@ -243,7 +243,9 @@ def _take_steps(run: Run, out: Path, after_step: Callable[[Run], None], save_eve
 
 
 def batch_of(order: Tensor, step: int, steps: int) -> Tensor:
-    """Return the images of one step. Batch sizes differ by at most one image, so that no batch is tiny.
+    """Return the rows of the images for one step of an epoch.
+
+    Batch sizes differ by at most one, which avoids a tiny last batch.
 
     >>> [len(batch_of(torch.arange(65), step, steps=3)) for step in range(3)]  # rather than 32, 32 and 1
     [21, 22, 22]
@@ -266,8 +268,8 @@ def running_figures(run: Run) -> dict[str, str]:
 def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
     """Measure the averaged weights, then write the state, the checkpoints and the log.
 
-    The state is written first, because the process may be killed in between. The run may then be resumed with other
-    settings, such as another number of epochs, which a checkpoint newer than the state would not match.
+    The state is written first, because the process may be killed before it writes the checkpoints. Checkpoints newer
+    than the state would be wrong if the run is then resumed with another number of epochs.
     """
     progress = run.progress
     record: dict[str, Any] = {
@@ -288,7 +290,7 @@ def _end_epoch(run: Run, out: Path, validation: ImageData | None) -> None:
 
 
 def _validate(model: ViT, validation: ImageData, *, bfloat16: bool) -> dict[str, Any]:
-    """Return the loss and the accuracy; or for several labels the loss, the mAP and the thresholds."""
+    """Return the loss and the accuracy. For several labels per image, return the loss, the mAP and the thresholds."""
     if not validation.multi_label:
         measured = measure(model, validation, bfloat16=bfloat16)
         return {"val_loss": round(measured.loss, 5), "val_top1": round(measured.top1, 5)}
@@ -315,7 +317,7 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
     settings = run.settings
     done = run.progress.epoch * run.steps + run.progress.step
     images, labels = _batch(run, rows[distributed.paired_share(len(rows))])
-    # fork_rng restores torch's generator, so that dropout does not change the random numbers of the caller.
+    # fork_rng restores torch's generator, because dropout must not change the caller's random numbers.
     with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
         torch.manual_seed(_dropout_seed(settings.seed, done, distributed.rank()))
         loss, accuracy = _add_gradients(run, images, labels)
@@ -333,15 +335,18 @@ def _step(run: Run, rows: Tensor) -> tuple[float, float]:
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of dropout and stochastic depth. torch's CPU generator uses only its last 32 bits."""
+    """Return a seed for dropout and stochastic depth.
+
+    The last 32 bits must differ between steps and ranks, because torch's CPU generator ignores the others.
+    """
     return seed * 1_000_003 + step + rank * 0x9E3779B1
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return augmented and mixed images (b, c, h, w) and their soft labels (b, k), multiplied by the class weights.
+    """Return augmented and mixed images (b, c, h, w), and their soft labels (b, k) multiplied by the class weights.
 
-    Labels are smoothed towards the share of each class: the same for all classes if an image has one label, otherwise
-    the share of the images with this label, so that the mean score of a rare label stays right.
+    If an image has one label, labels are smoothed towards a uniform distribution. If it may have several, each label is
+    smoothed towards its frequency in the data, which keeps the mean score of rare labels correct.
     """
     settings, k = run.settings, len(run.data.classes)
     random = SampleRandom(settings.seed, run.progress.epoch, rows)
@@ -357,7 +362,7 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _loss(logits: Tensor, targets: Tensor, *, multi_label: bool) -> Tensor:
-    """Return the cross entropy, summed over the images. For several labels, it is the mean binary one of the labels."""
+    """Return the cross entropy, summed over the images. For several labels, average the binary ones."""
     if multi_label:
         return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / targets.shape[1]
     return F.cross_entropy(logits, targets, reduction="sum")
@@ -367,7 +372,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
     """Run the forward and the backward pass in `accumulate` parts. Return the loss and the accuracy over all ranks.
 
     Both are sums over the images, divided by the average batch size. Every image of an epoch therefore has the same
-    weight, although batch sizes differ by one. The mean over the steps is the mean over the images.
+    weight, although batch sizes differ by one, and the mean over the steps is the mean over the images.
     """
     total = len(run.data) / run.steps
     sums = torch.zeros(2, dtype=torch.float64, device="cpu")  # loss and accuracy
