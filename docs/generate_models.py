@@ -43,7 +43,7 @@ authors squash the whole picture, where timm, and so these rows, cut 0.9 of it."
 What each patch shows: for depth, segmentation, matching, or a language model that reads the patches. `features` hands
 them out as a grid. DINOv3's rows pool the mean, as timm does; Meta's own code hands out the class token, which
 `pool="cls"` gives. Its licence is Meta's, with terms of its own on commercial use. The rows fetch timm's copies,
-which need no login; Meta's own repositories are [gated](weights.md#gated-checkpoints).""",
+which need no login; Meta's own repositories are [gated](verification.md#gated-checkpoints).""",
     "Features without labels": """\
 Trained without labels, one vector an image: for search, for clustering, and to train from. MAE's and I-JEPA's are
 meant to be trained further.""",
@@ -83,7 +83,7 @@ projection, and where there is no head the model returns what a head would have 
 multiply-adds for one image of the size given. For CIFAR-10 top-1 was measured by this project."""
 ABOUT_FIVE = """\
 Top-1 on ImageNet-1k, the size of the weights in float32, their licence, and the time for one picture of the
-checkpoint's own size on the two cores of [the machine of the speed page](speed.md), through `optimize`. The giant's
+checkpoint's own size on the two cores of [the machine of the speed page](why_fast.md), through `optimize`. The giant's
 was not measured there; instead of it stands the arithmetic."""
 ABOUT_FRONT = """\
 Every dot is a checkpoint that classifies ImageNet-1k and is free for commercial use. On the line, and in the table, are
@@ -99,7 +99,7 @@ ABOUT_REFUSED = "A `*` stands for any letters. timm has most of them: `timm.crea
 
 def page() -> Iterator[str]:
     """The lines of the page."""
-    yield f"# Models\n\n{paragraph(INTRODUCTION)}\n"
+    yield f"# Models\n\n*Reference · for people who choose a checkpoint.*\n\n{paragraph(INTRODUCTION)}\n"
     yield from five()
     yield from frontier()
     yield f"\n## What there is\n\n{paragraph(HOW_TO_READ)}\n"

@@ -35,6 +35,8 @@ def page() -> Iterator[str]:
     yield f"""\
 # Parity
 
+*Explanation · for people who ask how equal the results are.*
+
 The network against the libraries whose weights it reads: {", ".join(libraries)}.
 All on {torch_version}, float32, one CPU.
 

@@ -327,7 +327,16 @@ def test_navigation_has_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = set(re.findall(r"([\w/-]+\.md)", nav))
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
-    assert listed == pages - {"speed_table.md"}  # which speed.md links to
+    assert listed == pages - {"speed_table.md"}  # which why_fast.md links to
+
+
+def test_every_page_says_what_kind_it_is_and_for_whom() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
+    sections = re.split(r"^  - (Tutorials|Guides|Reference|Explanation):$", nav, flags=re.MULTILINE)[1:]
+    for kind, entries in zip(sections[::2], sections[1::2], strict=True):
+        for page in re.findall(r"([\w/-]+\.md)$", entries, re.MULTILINE):
+            head = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()[2]
+            assert re.fullmatch(rf"\*{kind.removesuffix('s')} · for .+\.\*", head), f"{page}: {head}"
 
 
 def test_reference_names_exist() -> None:
