@@ -230,9 +230,7 @@ def test_mistakes_in_data_are_errors(folders, tmp_path, capsys):
     new_model().save(tmp_path / "model")
     command = f"--model {tmp_path / 'model'} --out {tmp_path / 'run'}".split()
     assert main(["train", str(tmp_path / "none"), *command]) == 1
-    assert (
-        "none does not exist. Pass a folder that contains a folder of images for each class." in capsys.readouterr().err
-    )
+    assert "none does not exist. Pass a folder that contains one folder of images per class." in capsys.readouterr().err
     (tmp_path / "data" / "train" / "standing").rename(tmp_path / "standing")
     assert main(["train", str(folders), *command]) == 1
     assert "contains only one class, lying" in capsys.readouterr().err

@@ -166,7 +166,7 @@ def test_without_torchrun_this_process_is_the_first_to_fail(monkeypatch: pytest.
     ("device", "error"),
     [
         ("cuda", r"started at least 3 processes on this machine, but torch finds only 0 GPUs\. Start one process"),
-        ("cuda:1", r"but device is cuda:1\. Pass device=\"cuda\" .*, and choose the GPUs with CUDA_VISIBLE_DEVICES"),
+        ("cuda:1", r"but device is 'cuda:1'\. Pass device=\"cuda\" .*, and choose the GPUs with CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_each_process_has_a_gpu_of_its_own(device: str, error: str, monkeypatch: pytest.MonkeyPatch) -> None:

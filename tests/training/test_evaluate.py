@@ -137,7 +137,7 @@ def test_images_that_do_not_fit_the_model_are_an_error(tmp_path: Path) -> None:
     size = "have 3 channels and 32 x 32 pixels, but the model expects 3 channels and 16 x 16 pixels"
     for other, text in (
         (large, size),
-        (turned, "of the images and the model differ: standing for lying"),
+        (turned, "of the images and of the model differ: standing for lying"),
         (three, "have 3 classes"),
     ):
         with pytest.raises(TrainError, match=text):

@@ -161,16 +161,16 @@ def test_absolute_paths(flat: Path, tmp_path: Path) -> None:
 
 
 INVALID = {
-    "path": ("a,label\nx,y\n", {}, r"no column of paths \(path, .*\); its columns are a, label\. Pass path= \(--p"),
-    "label": ("path,fold\nx,y\n", {}, r"no column of labels \(label, .*\); its columns are path, fold\. Pass labels="),
-    "given": ("path,label\nx,y\n", {"labels": ("tag",)}, r"no column tag; its columns are path, label\. Pass labels="),
-    "split": ("path,label\nx,y\n", {"split": "fold"}, r"no column fold; its columns are path, label\. Pass split="),
-    "part": ("path,label,split\nx,y,fold1\n", {}, "the split 'fold1' for x. Write train, val or test"),
-    "bit": ("path,cat,dog\nx,1,-1\n", {}, "'-1' in the column dog for x, but a column for each label contains 0 or 1"),
-    "none": ("path,label\nx,y\nz,\n", {}, r"no label for z\. Add one; or pass separator= \(--separator"),
-    "twice": ("path,label\nx,y\nx,z\n", {}, r"lists .*x 2 times\. Write one row for each image"),
+    "path": ("a,label\nx,y\n", {}, r"no column of paths \(path, .*\)\. Its columns are a, label\. Pass path= \(--p"),
+    "label": ("path,fold\nx,y\n", {}, r"no column of labels \(label, .*\)\. Its columns are path, fold\. Pass labels="),
+    "given": ("path,label\nx,y\n", {"labels": ("tag",)}, r"no column tag\. Its columns are path, label\. Pass labels="),
+    "split": ("path,label\nx,y\n", {"split": "fold"}, r"no column fold\. Its columns are path, label\. Pass split="),
+    "part": ("path,label,split\nx,y,fold1\n", {}, "the split 'fold1' for x. Use train, val or test"),
+    "bit": ("path,cat,dog\nx,1,-1\n", {}, "'-1' in the column dog for x, but the column of a label must contain 0"),
+    "none": ("path,label\nx,y\nz,\n", {}, r"no label for z\. Add one\. If .*, pass separator= \(--separator"),
+    "twice": ("path,label\nx,y\nx,z\n", {}, r"lists .*x 2 times\. Write one row per image"),
     "an open quote": ("path,label\na.png,\"x\nb.png,y\n", {}, r"Cannot read .*unexpected end of data"),
-    "both": ("path,label\nx,a|b\nz,a;b\n", {}, r"labels with \| and with ;\. Pass the character"),
+    "both": ("path,label\nx,a|b\nz,a;b\n", {}, r"labels that contain \| and ;\. Pass the character"),
     "cells": ("path,label\nx,a,b\n", {}, "3 cells in a row that begins with 'x', but 2 columns"),
     "empty": ("path,label\n", {}, "has no rows"),
     "no path": ("path,label\n,a\n", {}, "a row with '' instead of a path"),
@@ -196,7 +196,7 @@ def test_errors_of_files(tmp_path: Path, flat: Path) -> None:
     with pytest.raises(TrainError, match=r"is not a table \(\.csv, \.tsv, \.parquet\)\. Omit"):
         open_data(flat, Columns(path="file"))
     table = open_data(write(tmp_path / "labels.csv", ("path", "label"), ("x.png", "a"), ("y.png", "b")))
-    with pytest.raises(TrainError, match=r"None of the 2 images of .* exists, for example .*x\.png"):
+    with pytest.raises(TrainError, match=r"None of the 2 images of .* exist, for example .*x\.png"):
         table.read(torch.tensor, ("a", "b"))
     with pytest.raises(TrainError, match="has the labels b, but the classes are a"):
         table.read(torch.tensor, ("a",))
@@ -227,7 +227,7 @@ def test_a_messy_table(several: bool, tmp_path: Path, caplog: pytest.LogCaptureF
 
     model, images, validation = source()
     assert images.multi_label == several
-    assert any("1 training images are exact copies of held-out ones" in message for message in caplog.messages)
+    assert any("1 training images are exact copies of held-out images" in message for message in caplog.messages)
     with pytest.raises(Killed):
         train(model, images, tmp_path / "run", settings(), validation=validation, after_epoch=stop)
     assert images.broken() == ["train/lying/0.png", "train/lying/2.png"]
@@ -244,7 +244,7 @@ def test_a_messy_table(several: bool, tmp_path: Path, caplog: pytest.LogCaptureF
     assert len(train(model, images, tmp_path / "run", settings(), validation=validation)) == 2
     write(table, ("path", "label", "split"), ("train/lying/4.png", "standing", "train"), *rows_without(rows, "lying/4"))
     model, images, validation = source()
-    with pytest.raises(TrainError, match=r"1 images were added, or have another class now \(.*4\.png\)"):
+    with pytest.raises(TrainError, match=r"1 images were added or moved to another class \(.*4\.png\)"):
         train(model, images, tmp_path / "run", settings(), validation=validation)
 
 

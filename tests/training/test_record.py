@@ -80,12 +80,12 @@ def test_images_that_are_new_or_different_are_an_error(data: Path, tmp_path: Pat
     with pytest.raises(TrainError, match=r"contains another run: images was '20, "):
         go_on(read(data, seed=1), out)
     shutil.copy(data / "lying" / "0.png", data / "lying" / "new.png")
-    with pytest.raises(TrainError, match=r"1 images were added, or have another class now \(.*new\.png\)"):
+    with pytest.raises(TrainError, match=r"1 images were added or moved to another class \(.*new\.png\)"):
         read(data).of_run(out)
     (data / "lying" / "new.png").unlink()
     with (data / "lying" / "0.png").open("ab") as file:
         file.write(b"more")
-    with pytest.raises(TrainError, match=r"another run: .*0\.png had \d+ bytes then, and has \d+ now"):
+    with pytest.raises(TrainError, match=r"another run: .*0\.png has changed from \d+ to \d+ bytes"):
         read(data).of_run(out)
 
 

@@ -223,13 +223,13 @@ def test_errors(tmp_path: Path) -> None:
     model = new_model(CONFIG.replace(num_classes=3))
     with pytest.raises(TrainError, match=r"cannot be balanced .* Omit balance="):
         train(model, data, tmp_path / "run", settings(balance=True))
-    with pytest.raises(TrainError, match=r"several labels in the training data or in the validation data, but not in"):
+    with pytest.raises(TrainError, match=r"Only one of the training data and the validation data has several labels"):
         train(new_model(), one.with_multi_label(), tmp_path / "run", settings(), validation=one)
-    with pytest.raises(TrainError, match=r"the model gives each image one\. Train a model on such"):
+    with pytest.raises(TrainError, match=r"the model predicts only one\. .* set model\.scores = 'sigmoid'"):
         measure_labels(model, data)
     with pytest.raises(TrainError, match="Call measure_labels"):
         measure(model, data)
-    with pytest.raises(TrainError, match=r"or, for several labels per image, a bool tensor"):
+    with pytest.raises(TrainError, match=r"or a bool tensor \(n, k\) for several labels"):
         replace(data, labels=data.labels.float())
     model.thresholds = (0.5,)
     with pytest.raises(CheckpointError, match=r"thresholds must be a list of 3 numbers, got \[0\.5\]"):

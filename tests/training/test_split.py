@@ -132,14 +132,14 @@ def test_test_images_are_evaluated_on_without_val(folders: Path) -> None:
     assert not any(path.is_relative_to(folders / "test") for path in split.validation.files())
     assert len(read_evaluation_data(folders, labelled())) == 8
     (folders / "test").rename(folders.parent / "away")
-    with pytest.raises(TrainError, match=r"contains train, but no val or test part to evaluate on\. Add one, or pass"):
+    with pytest.raises(TrainError, match=r"contains train, but no val or test part for evaluation\. Add one\. To"):
         read_evaluation_data(folders, labelled())
 
 
 def test_ambiguous_parts_are_errors(folders: Path) -> None:
     (folders / "bus").mkdir()
     for call in (training_classes, check_evaluation_data):
-        with pytest.raises(TrainError, match=r"contains train, val, but also other folders: bus\. Move the"):
+        with pytest.raises(TrainError, match=r"contains train, val, but also other folders: bus\. If they"):
             call(folders)
     (folders / "bus").rename(folders / "valid")
     with pytest.raises(TrainError, match=r"contains val and valid, which both mean val\. Remove one of"):
@@ -200,7 +200,7 @@ def test_a_file_that_is_not_a_split_is_an_error(tmp_path: Path, flat: Path, cont
     file = tmp_path / "split.json"
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(TrainError, match=r"split.json is not a list of held-out images \(.*Pass the split.json that"):
+    with pytest.raises(TrainError, match=r"split.json is not a list of held-out images \(.*Pass the split.json of"):
         check_evaluation_data(flat, file)
 
 
@@ -260,7 +260,7 @@ def test_copies_in_both_parts_are_named(folders: Path, tmp_path: Path, caplog: p
     assert not caplog.records
     shutil.copy(folders / "val" / "lying" / "0.png", folders / "train" / "standing" / "copy.png")
     read(folders)
-    assert "1 training images are exact copies of held-out ones, such as" in caplog.text
+    assert "1 training images are exact copies of held-out images, such as" in caplog.text
     assert "copy.png of " in caplog.text
     caplog.clear()
     split = read(folders / "train")  # which holds out some itself

@@ -1,4 +1,4 @@
-"""Train models on labelled images (`train`), and measure their accuracy (`measure`)."""
+"""Train models on labelled images, and measure their accuracy."""
 
 from vitlite.training.data import ImageData, class_names, read_cifar10, read_folder
 from vitlite.training.evaluate import Measured, MeasuredLabels, measure, measure_labels

@@ -1,7 +1,7 @@
-"""Augment training images at random, a whole batch at a time.
+"""Augment batches of training images at random.
 
 Every random number is a function of (seed, epoch, sample, name of the number). It does not depend on the batch, the
-process or earlier random numbers, so a resumed or distributed run sees the same images.
+process or earlier random numbers. A resumed or distributed run therefore sees the same images.
 Shapes: b samples, c channels, h and w pixels, k classes.
 """
 
@@ -20,13 +20,13 @@ XORSHIFT = 0x2545F4914F6CDD1D  # the multiplier of xorshift*
 
 
 class SampleRandom:
-    """Uniform random numbers for each sample of a batch. Calls with different names return different numbers."""
+    """Generate uniform random numbers for the samples of a batch. Each name has its own numbers."""
 
     def __init__(self, seed: int, epoch: int, samples: Tensor) -> None:
         self.keys = _scramble(_scramble(_scramble(torch.tensor(seed, device="cpu")) + epoch) + samples)  # (b,)
 
     def __call__(self, name: str, low: float = 0.0, high: float = 1.0) -> Tensor:
-        """Return a random number between `low` and `high` for each sample: (b,)."""
+        """Return a random number from `low` to `high` for each sample: (b,)."""
         bits = _scramble(self.keys + zlib.crc32(name.encode()))
         return low + (bits >> 40 & 0xFFFFFF).float() * ((high - low) / 2**24)
 
@@ -57,8 +57,8 @@ def mix(
     random: SampleRandom,
     augmentation: Augmentation,
 ) -> tuple[Tensor, Tensor]:
-    """Mix images (b, c, h, w) and label vectors (b, k) with `others` and `other_labels`, by mixup or cutmix."""
-    kind = random("mix")  # mixup below its share, cutmix in the next interval, otherwise neither
+    """Mix images (b, c, h, w) and label vectors (b, k) with other images and labels, by mixup or cutmix."""
+    kind = random("mix")  # one number chooses mixup, cutmix or neither, because no image gets both
     is_mixup = kind < augmentation.mixup
     is_cutmix = (kind >= augmentation.mixup) & (kind < augmentation.mixup + augmentation.cutmix)
     blend = is_mixup.float() * random("lam", 0.0, 0.5)  # the share of `others` in every pixel
@@ -69,7 +69,7 @@ def mix(
 
 
 def _scramble(x: Tensor) -> Tensor:
-    """Hash 64-bit integers without collisions, with the multipliers of xorshift* and PCG."""
+    """Hash 64-bit integers without collisions."""
     for multiplier in (MULTIPLIER, XORSHIFT):
         x = (x + 0x1E3779B97F4A7C15) * multiplier
         x = x ^ (x >> 29 & 0x7FFFFFFFF)  # the mask makes the shift unsigned
@@ -77,7 +77,7 @@ def _scramble(x: Tensor) -> Tensor:
 
 
 def _move(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> Tensor:
-    """Flip, shift, rotate, shear and zoom images in one bilinear resampling step."""
+    """Flip, shift, rotate, shear and zoom images in a single bilinear resampling step."""
     b, _, h, w = images.shape
     grid = F.affine_grid(_affine(h, w, random, augmentation), [b, 1, h, w], align_corners=False)  # (b, h, w, 2)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
@@ -86,8 +86,8 @@ def _move(images: Tensor, random: SampleRandom, augmentation: Augmentation) -> T
 def _affine(h: int, w: int, random: SampleRandom, augmentation: Augmentation) -> Tensor:
     """Return the affine maps from output to input coordinates, both from -1 to 1: (b, 2, 3).
 
-    The order is: mirror, shear, rotate and zoom, shift. Angles are computed in pixel units, because the coordinates of
-    images that are not square have different units across and down.
+    The steps are mirroring, shear, rotation with zoom, and shift, in this order. Rotation and shear use pixel units,
+    because the units of the coordinates across and down differ if an image is not square.
     """
     shift = augmentation.shift
     flip = 1 - 2 * random.chance("flip", augmentation.flip).float()  # -1 where an image is mirrored
@@ -118,7 +118,7 @@ def _colour(images: Tensor, random: SampleRandom, augmentation: Augmentation) ->
 
 
 def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high: float) -> Tensor:
-    """Return a mask of a random rectangle in each image, of relative area `low` to `high`: (b, 1, h, w)."""
+    """Return a mask of a random rectangle per image: (b, 1, h, w). It covers a share of `low` to `high` of the area."""
     h, w = images.shape[2:]
     area, ratio = random(name + "area", low, high), torch.exp(random(name + "ratio", -0.7, 0.7))
     tall = ((area * ratio).sqrt() * h).clamp(max=h).round()
@@ -129,7 +129,7 @@ def _rectangle(random: SampleRandom, name: str, images: Tensor, low: float, high
 
 
 def _interval(where: Tensor, length: Tensor, side: int) -> Tensor:
-    """Return a mask of an interval, placed at the start (`where` is 0) to the end (1) of a side: (b,) -> (b, side)."""
+    """Return a mask of an interval of a side: (b,) -> (b, side). Its relative position is `where`, from 0 to 1."""
     first = rearrange((where * (side - length + 1)).floor(), "b -> b 1")
     places = torch.arange(side, device=first.device)
     return (places >= first) & (places < first + rearrange(length, "b -> b 1"))

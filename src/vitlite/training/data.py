@@ -1,4 +1,4 @@
-"""Labelled images for training and evaluation, read from a folder per class or from CIFAR-10's binary version.
+"""Read labelled images for training and evaluation, from one folder per class or from CIFAR-10's binary version.
 
 Shapes: n images in total, b images in a batch, c channels, h and w pixels.
 """
@@ -26,23 +26,23 @@ _log = getLogger("vitlite")
 CACHE = 2**31  # bytes of prepared images kept in memory
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its label, then the red, green and blue planes
 CIFAR10_NAMES = "batches.meta.txt"
-HOLDOUT = 1000  # CIFAR-10 training images used for validation, so that the test images stay unseen
-PARTS = {  # names of parts in any case, as Hugging Face's datasets library knows them
+HOLDOUT = 1000  # CIFAR-10 training images used for validation, because the test images must stay unseen
+PARTS = {  # names of the parts that Hugging Face's datasets library accepts, in upper or lower case
     "train": "train", "training": "train",
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
 
-Read = Callable[[Any], Tensor]  # a file or a tensor -> uint8 (c, h, w) of the model's image size
+Read = Callable[[Any], Tensor]  # turns a file or a tensor into uint8 (c, h, w) of the model's image size
 
 
 class PreparedImages:
-    """Images that are prepared on first use and cached: uint8 (c, h, w) each.
+    """Images that are prepared on first use and then cached. Each is uint8 (c, h, w).
 
     Attributes:
         sources: The files or tensors.
-        read: Turns a source into an image.
-        folder: `names` returns paths relative to this folder.
+        read: The function that turns a source into an image.
+        folder: The folder to which the paths from `names` are relative.
         strict: If True, the first image that cannot be read raises an error.
         broken: The errors of images that could not be read, by row. These images are not read again.
     """
@@ -59,7 +59,7 @@ class PreparedImages:
         return len(self.sources)
 
     def try_rows(self, rows: Sequence[int]) -> list[Tensor | None]:
-        """Return the images of these rows, or None for images that cannot be read, each of which is logged once.
+        """Return the images of these rows, with None for an image that cannot be read. Each such image is logged once.
 
         Raises:
             ImageError: An image cannot be read, and `strict` is True.
@@ -97,14 +97,14 @@ class PreparedImages:
         return PreparedImages([self.sources[row] for row in rows], self.read, self.folder, strict=self.strict)
 
     def names(self) -> list[str]:
-        """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
+        """Return the path of each image relative to the folder, such as "cat/1.jpg", or its row if it is in memory."""
         if isinstance(self.sources, Tensor):
             return [str(row) for row in range(len(self))]
         folder = self.folder or Path()
         return [(path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix() for path in self.sources]
 
     def origin(self) -> list[Tensor | str]:
-        """Return values that identify the images: the pixels, or the names of the files."""
+        """Return the values that identify the images, which are pixels or file names."""
         if isinstance(self.sources, Tensor):
             return [self.sources]
         return list(self.names())
@@ -112,14 +112,14 @@ class PreparedImages:
 
 @dataclass(frozen=True)
 class ImageData:
-    """Images with labels and class names.
+    """Labelled images and the names of their classes.
 
     Raises:
         TrainError: There are no images, they are not uint8, or a label is missing or out of range.
     """
 
     images: Tensor | PreparedImages  # (n, c, h, w) uint8
-    labels: Tensor  # (n,) int64: the class of each image; or (n, k) bool, if an image may have several labels or none
+    labels: Tensor  # (n,) int64, one class per image; or (n, k) bool, if an image may have several labels or none
     classes: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -134,8 +134,8 @@ class ImageData:
         if labels.shape != (len(images),) or labels.dtype != torch.int64 or not len(images):
             raise TrainError(
                 f"ImageData needs at least one image and an int64 label for each, got {len(images)} images and labels "
-                f"{tuple(labels.shape)} of {labels.dtype}. Pass one class index per image, as an int64 tensor; "
-                "or, for several labels per image, a bool tensor (n, k)."
+                f"{tuple(labels.shape)} of {labels.dtype}. Pass an int64 tensor with one class index per image, or a "
+                "bool tensor (n, k) for several labels per image."
             )
         lowest, highest = labels.min().item(), labels.max().item()
         if lowest < 0 or highest >= k:
@@ -153,7 +153,7 @@ class ImageData:
         return self.labels.ndim == 2 and self.labels.dtype == torch.bool
 
     def readable(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images that can be read, uint8 (r, c, h, w), and their rows (r,), from the rows (b,)."""
+        """Return the readable images among these rows (b,), as uint8 (r, c, h, w), and their rows (r,)."""
         if isinstance(self.images, Tensor):
             return self.images[rows], rows
         images = self.images.try_rows(rows.tolist())
@@ -162,10 +162,10 @@ class ImageData:
         return torch.stack(readable) if readable else torch.empty(0), rows[found]
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images of these rows, with values from 0 to 1, (b, c, h, w), and their labels, (b,) or (b, k).
+        """Return the images of these rows, with values from 0 to 1: (b, c, h, w), and their labels: (b,) or (b, k).
 
-        The next readable image of the same class takes the place of one that cannot be read. If an image may have
-        several labels, it is the next readable image, with its own labels.
+        An image that cannot be read is replaced by the next readable image of the same class. If images may have
+        several labels, it is replaced by the next readable image and its labels.
 
         Raises:
             TrainError: No image of a class can be read.
@@ -179,7 +179,7 @@ class ImageData:
         return torch.stack(images).float().div_(255), self.labels[rows]  # type: ignore[arg-type]  # no image is None
 
     def _substitute(self, images: PreparedImages, row: int) -> tuple[Tensor, int]:
-        """Return the next readable image, of the same class if images have one, and its row."""
+        """Return the next readable image and its row. If images have one label, the class is the same."""
         others = torch.arange(len(self), device="cpu")
         if not self.multi_label:
             others = others[self.labels == self.labels[row]]
@@ -188,10 +188,10 @@ class ImageData:
             if image is not None:
                 return image, other
         of_class = "" if self.multi_label else f" of the class {self.classes[int(self.labels[row])]}"
-        raise TrainError(f"No image{of_class} can be read: {images.broken[row]}")
+        raise TrainError(f"Cannot read any image{of_class}. {images.broken[row]}")
 
     def broken(self) -> list[str]:
-        """Return the names of the images that could not be read so far, by this or any other process of torchrun."""
+        """Return the names of the images that any process of torchrun has failed to read."""
         if isinstance(self.images, Tensor):
             return []
         is_broken = torch.zeros(len(self), dtype=torch.int32, device="cpu")
@@ -207,7 +207,7 @@ class ImageData:
         return ImageData(images, self.labels[rows], self.classes)
 
     def with_classes(self, classes: Sequence[str]) -> "ImageData":
-        """Return the same images, relabelled for a model with these classes.
+        """Return the same images, with label indices for these classes.
 
         Raises:
             TrainError: A class of the images is not one of `classes`.
@@ -220,20 +220,20 @@ class ImageData:
         return ImageData(self.images, labels, tuple(classes))
 
     def with_multi_label(self) -> "ImageData":
-        """Return the same images as `multi_label` data."""
+        """Return the same images with labels that allow several per image: (n, k) bool."""
         if self.multi_label:
             return self
         labels = torch.arange(len(self.classes), device="cpu") == self.labels[:, None]  # (n, k)
         return ImageData(self.images, labels, self.classes)
 
     def label_indices(self) -> list[Any]:
-        """Return the class index of each image, or a list of class indices for each image of `multi_label` data."""
+        """Return the class index of each image, or a list of class indices per image if `multi_label` is True."""
         if not self.multi_label:
             return self.labels.tolist()
         return [row.nonzero()[:, 0].tolist() for row in self.labels]
 
     def with_files(self, names: Sequence[str], labels: Sequence[Any]) -> "ImageData":
-        """Return the images with the given names in the same folder, with the same classes. They need not exist.
+        """Return other images of the same folder and classes. The files need not exist.
 
         Args:
             names: Paths relative to the folder.
@@ -246,7 +246,7 @@ class ImageData:
         return ImageData(chosen, label_tensor(labels, self.classes, multi_label=self.multi_label), self.classes)
 
     def names(self) -> list[str]:
-        """Return each image's path relative to the folder, such as "cat/1.jpg", or the row of an image in memory."""
+        """Return the path of each image relative to the folder, such as "cat/1.jpg", or its row if it is in memory."""
         if isinstance(self.images, PreparedImages):
             return self.images.names()
         return [str(row) for row in range(len(self))]
@@ -258,13 +258,13 @@ class ImageData:
         return list(self.images.sources)
 
     def digest(self) -> str:
-        """Return a hash of the labels and the pixels. Files are hashed by relative path, not by pixels."""
+        """Return a hash of the labels and the images. For files, the hash covers the names but not the pixels."""
         origin = self.images.origin() if isinstance(self.images, PreparedImages) else [self.images]
         return digest([self.labels, *origin])
 
 
 def label_tensor(indices: Sequence[Any], classes: Sequence[str], *, multi_label: bool) -> Tensor:
-    """Return the labels of `ImageData` for a class index, or for a list of class indices, of each image."""
+    """Return the labels of `ImageData` from one class index, or one list of class indices, per image."""
     if not multi_label:
         return torch.tensor(indices, dtype=torch.int64, device="cpu")
     labels = torch.zeros(len(indices), len(classes), dtype=torch.bool, device="cpu")
@@ -290,13 +290,13 @@ def file_size(path: Path) -> int:
 
 
 def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
-    """Return the class index of each folder name. The names must be class names, or all must be class indices.
+    """Return the class index of each folder name. Either all names are class names, or all are class indices.
 
     >>> class_indices(["cat", "ship"], ["ship", "cat", "dog"]), class_indices(["000", "002"], ["ship", "cat", "dog"])
     ([1, 0], [0, 2])
 
     Raises:
-        TrainError: A folder name is neither a class name nor a class index, or several classes have that name.
+        TrainError: A folder name is neither a class name nor a class index, or is the name of several classes.
     """
     count = Counter(classes)
     unknown = [name for name in names if not count[name]]
@@ -305,14 +305,14 @@ def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
     if unknown:
         raise TrainError(
             f"The model has {len(classes)} classes ({listed(classes)}), but none named {listed(unknown)}. Rename the "
-            "folders or labels to class names or class indices, or pass a file that lists them in the order of the "
-            "classes (--classes FILE)."
+            "folders or labels to class names or class indices. Alternatively, list them in a file, in the order of "
+            "the classes (--classes FILE)."
         )
     shared = [name for name in names if count[name] > 1]
     if shared:
         raise TrainError(
-            f"The model has {count[shared[0]]} classes named {shared[0]}. Rename the folders to class indices, or pass "
-            "a file that lists the folders in the order of the classes (--classes FILE)."
+            f"The model has {count[shared[0]]} classes named {shared[0]}. Rename the folders to class indices, or list "
+            "the folders in a file, in the order of the classes (--classes FILE)."
         )
     return [classes.index(name) for name in names]
 
@@ -326,7 +326,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     names = folders_in(folder)
     if not names:
         problem = "contains no folders" if folder.is_dir() else "does not exist"
-        raise TrainError(f"{folder} {problem}. Pass a folder that contains a folder of images for each class.")
+        raise TrainError(f"{folder} {problem}. Pass a folder that contains one folder of images per class.")
     return tuple(names)
 
 
@@ -338,10 +338,10 @@ def folders_in(folder: Path) -> list[str]:
 
 
 def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: bool = False) -> ImageData:
-    """List the images of a folder that has one subfolder per class. Hidden files and folders are skipped.
+    """List the images in a folder that contains one folder per class. Hidden files and folders are skipped.
 
     Args:
-        folder: A folder that contains a folder for each class, with images at any depth.
+        folder: The folder of the class folders, which contain images at any depth.
         read: A function that returns the pixels of a file, such as `model.preprocess.pixels`. It is called from
             several threads.
         classes: The folder names, in the order of the classes. A class may have no folder.
@@ -372,7 +372,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: boo
 
 
 def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """Return the sorted images below a folder, and a count of the other files by extension."""
+    """Return the sorted images below a folder, and the number of other files by extension."""
     try:
         # Hidden folders such as .ipynb_checkpoints contain copies. A copy must not be held out for validation while
         # the original is used for training.
@@ -389,7 +389,7 @@ def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Join up to eight names with commas. If there are more, append the total number."""
+    """Join up to eight names with commas, and append the total number if there are more."""
     first = ", ".join(names[:8])
     return first if len(names) <= 8 else f"{first}, … ({len(names)} in all)"
 
@@ -406,8 +406,8 @@ def read_cifar10(
 
     Args:
         folder: The folder of the .bin files and batches.meta.txt.
-        split: "train" for the first 49,000 training images, "val" for the last 1,000, "test" for the test images.
-        read: `model.preprocess.pixels`; None keeps the images at 32 x 32 pixels.
+        split: "train" for the first 49,000 training images, "val" for the last 1,000, or "test" for the test images.
+        read: A function such as `model.preprocess.pixels`. With None, the images keep their 32 x 32 pixels.
         channels: 3 for RGB, 1 for greyscale.
 
     Raises:
@@ -418,7 +418,7 @@ def read_cifar10(
     classes, highest = cifar10_classes(folder), int(rows[:, 0].max())
     if highest >= len(classes):
         raise TrainError(
-            f"{folder} is damaged: it contains the label {highest}, but {CIFAR10_NAMES} lists only {len(classes)} "
+            f"{folder} is damaged. It contains the label {highest}, but {CIFAR10_NAMES} lists only {len(classes)} "
             "classes. Unpack the data again."
         )
     part = {"train": slice(-HOLDOUT), "val": slice(-HOLDOUT, None), "test": slice(None)}[split]
@@ -435,7 +435,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
-    """Return the function that prepares CIFAR-10's images for a model, or None if they need no resizing."""
+    """Return the function that prepares CIFAR-10's images for a model, or None if the images need no resizing."""
     transform = preprocess.transform
     return None if transform.size == transform.resize == (32, 32) else preprocess.pixels
 
@@ -443,10 +443,13 @@ def cifar10_reader(preprocess: Preprocess) -> Read | None:
 def _cifar10_batch(path: Path) -> Tensor:
     """Read the records of one file: (n, RECORD)."""
     if not path.exists():
-        raise TrainError(f"{path} is missing. CIFAR-10's binary version has six .bin files. Unpack the data again.")
+        raise TrainError(f"{path} is missing from the six .bin files of CIFAR-10. Unpack the data again.")
     data = path.read_bytes()
     if not data or len(data) % RECORD:
-        raise TrainError(f"{path} has {len(data):,} bytes, not a multiple of {RECORD:,}. Unpack the data again.")
+        raise TrainError(
+            f"{path} is damaged. It has {len(data):,} bytes, which is not a multiple of {RECORD:,}. Unpack the data "
+            "again."
+        )
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, RECORD)
 
 
@@ -458,5 +461,5 @@ def cifar10_classes(folder: Path) -> tuple[str, ...]:
     """
     file = folder / CIFAR10_NAMES
     if not file.exists():
-        raise TrainError(f"{file}, the list of CIFAR-10's classes, is missing. Unpack the data again.")
+        raise TrainError(f"{file}, which lists the classes of CIFAR-10, is missing. Unpack the data again.")
     return tuple(file.read_text(encoding="utf-8").split())

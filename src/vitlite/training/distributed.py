@@ -1,7 +1,7 @@
-"""Train or evaluate one model with several processes, started by `torchrun`.
+"""Train or evaluate one model with several processes, which `torchrun` starts.
 
-Each process is a rank. DistributedDataParallel averages the gradients, over gloo on CPUs and nccl on GPUs. Only rank 0
-writes and prints. Without torchrun, there is one rank.
+Each process is a rank. DistributedDataParallel averages the gradients, through gloo on CPUs and nccl on GPUs. Only
+rank 0 writes and prints. Without torchrun, there is one rank.
 """
 
 import os
@@ -66,8 +66,8 @@ def process_group(device: str | None) -> Iterator[None]:
                 "resume. With `torchrun --max-restarts N`, torchrun restarts all processes itself."
             ) from error
         raise
-    # In torch 2.6, destroy_process_group can deadlock: it holds the interpreter lock while it waits for gloo's threads,
-    # which need the lock to free their last tensors. Sleeping releases the lock, so the threads can finish first.
+    # In torch 2.6, destroy_process_group can deadlock. It holds the interpreter lock while it waits for gloo's threads,
+    # which need the lock to free their last tensors. Sleeping releases the lock and lets the threads finish first.
     time.sleep(0.1)
     dist.destroy_process_group()
 
@@ -84,8 +84,8 @@ def _warn_of_hanging_restarts() -> None:
 
 
 def _join(device: str | None) -> None:
-    # Import torch.distributed.nn before the group exists. Its functions have the current group as a default argument,
-    # and would keep the group alive until its threads abort the process at exit (pytorch/pytorch#190489).
+    # Import torch.distributed.nn before the group exists. Its functions store the current group as a default argument
+    # and would keep it alive at exit, where the group's threads abort the process (pytorch/pytorch#190489).
     import torch.distributed.nn
 
     if device is not None and device.startswith("cuda"):
@@ -103,7 +103,7 @@ def _own_gpu(device: str) -> int:
     """
     if device != "cuda":
         raise TrainError(
-            f'With torchrun, each process needs its own GPU, but device is {device}. Pass device="cuda" (--device '
+            f'With torchrun, each process needs its own GPU, but device is {device!r}. Pass device="cuda" (--device '
             "cuda), and choose the GPUs with CUDA_VISIBLE_DEVICES."
         )
     own, available = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
@@ -116,7 +116,7 @@ def _own_gpu(device: str) -> int:
 
 
 def _is_first_to_fail() -> bool:
-    """Return True if this process failed first. The other processes fail because they lose this one."""
+    """Return True if this process failed first. The others then fail because they lose the connection to it."""
     try:
         port = int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ def _is_first_to_fail() -> bool:
 def paired_share(count: int) -> Tensor:
     """Return the positions in a batch that this rank processes.
 
-    `mix` combines each image with the image at the mirror position, so both positions go to the same rank.
+    `mix` combines each image with the image at the mirrored position, so one rank processes both.
     """
     places = torch.arange(count, device="cpu")
     pairs = torch.minimum(places, places.flip(0))  # each pair is numbered by its first position
@@ -141,7 +141,7 @@ def paired_share(count: int) -> Tensor:
 
 
 def shard(count: int) -> Tensor:
-    """Return the positions, from 0 to `count` - 1, that this rank processes."""
+    """Return the positions from 0 to `count` - 1 that this rank processes."""
     return torch.arange(rank(), count, world_size(), device="cpu")
 
 
@@ -157,14 +157,14 @@ def assert_equal_on_all_ranks(values: Mapping[str, object]) -> None:
     """Check that all ranks have the same values, compared by their `repr`.
 
     Raises:
-        TrainError: A value differs between ranks. Every rank raises this error.
+        TrainError: A value differs between ranks. All ranks raise this error.
     """
     if world_size() == 1:
         return
     hashes = []
     for value in values.values():
         digest = sha256(repr(value).encode(errors="surrogateescape")).digest()
-        hashes.append(int.from_bytes(digest[:7], "big"))  # fits in int64, also negated
+        hashes.append(int.from_bytes(digest[:7], "big"))  # 7 bytes, because the negated hash must also fit in int64
     extremes = torch.tensor([hashes, [-value for value in hashes]], device="cpu")
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     different = [name for name, high, low in zip(values, *extremes.tolist(), strict=True) if high != -low]

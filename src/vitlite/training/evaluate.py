@@ -1,4 +1,4 @@
-"""Measure a model on labelled images.
+"""Measure the accuracy of a model on labelled images.
 
 Shapes: n images, k classes.
 """
@@ -17,7 +17,7 @@ from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.data import ImageData, PreparedImages, listed
 
-MOST_CONFUSED = 4096  # classes in a confusion matrix (134 MB); for ImageNet-21k it would take 3.8 GB
+MOST_CONFUSED = 4096  # largest number of classes for a confusion matrix (134 MB); ImageNet-21k would take 3.8 GB
 PIXEL_FIELDS = (
     "size",
     "resize",
@@ -34,22 +34,22 @@ class Measured:
     """The predictions of a model on labelled images."""
 
     loss: float  # mean cross entropy
-    top1: float  # share of images whose best class is right
-    top5: float  # share with the right class among the best five
-    images: Tensor  # (k,) int64: images of each class
-    predicted: Tensor  # (k,) int64: images predicted as each class
-    correct: Tensor  # (k,) int64: correctly predicted images of each class
-    confusion: Tensor | None  # (k, k) int64: images by class and prediction; None for more than 4096 classes
-    predictions: Tensor  # (n,) int64: the predicted class of each image; -1 for one that cannot be read
+    top1: float  # share of images whose predicted class is correct
+    top5: float  # share of images with the correct class among the best five
+    images: Tensor  # (k,) int64: number of images of each class
+    predicted: Tensor  # (k,) int64: number of images predicted as each class
+    correct: Tensor  # (k,) int64: number of correctly predicted images of each class
+    confusion: Tensor | None  # (k, k) int64: number of images by class and prediction; None for over 4096 classes
+    predictions: Tensor  # (n,) int64: predicted class of each image, or -1 if the image cannot be read
 
     @property
     def recall(self) -> Tensor:
-        """The share of each class's images that are predicted correctly: (k,). NaN for a class without images."""
+        """The share of the images of each class that are predicted correctly: (k,). NaN for a class without images."""
         return self.correct.float() / self.images
 
     @property
     def precision(self) -> Tensor:
-        """The share of each class's predictions that are correct: (k,). NaN for a class that is never predicted."""
+        """The share of the predictions of each class that are correct: (k,). NaN for a class that is not predicted."""
         return self.correct.float() / self.predicted
 
 
@@ -57,10 +57,10 @@ class Measured:
 class MeasuredLabels:
     """The predictions of a model on images that may have several labels."""
 
-    loss: float  # mean binary cross entropy of all labels
-    rows: Tensor  # (n,) int64: the images that can be read
-    scores: Tensor  # (n, k): the score of each label, from 0 to 1
-    labels: Tensor  # (n, k) bool
+    loss: float  # mean binary cross entropy over all labels
+    rows: Tensor  # (n,) int64: rows of the images that can be read
+    scores: Tensor  # (n, k): score of each label, from 0 to 1
+    labels: Tensor  # (n, k) bool: True for the labels of each image
 
     @property
     def average_precisions(self) -> Tensor:
@@ -69,37 +69,39 @@ class MeasuredLabels:
 
     @property
     def mean_average_precision(self) -> float:
-        """The mean of the average precision over the labels that have images."""
+        """The mean of `average_precisions` over the labels that have images."""
         return self.average_precisions.nanmean().item()
 
     @property
     def best_thresholds(self) -> tuple[float, ...]:
-        """The threshold of each label with the highest F1 score, or 0.5 for a label without images."""
+        """The threshold with the highest F1 score for each label, or 0.5 for a label without images."""
         return tuple(best_threshold(s, y) for s, y in zip(self.scores.T, self.labels.T, strict=True))
 
     def recall_and_precision(self, thresholds: Sequence[float]) -> tuple[Tensor, Tensor]:
-        """Return the recall and the precision of each label if scores from these thresholds count: (k,) each."""
+        """Return the recall and the precision of each label, (k,) each, for one threshold per label."""
         predicted = self.scores >= torch.tensor(thresholds, device="cpu")
         correct = (predicted & self.labels).sum(0)
         return correct / self.labels.sum(0), correct / predicted.sum(0)
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the area under the steps of the precision-recall curve, as scikit-learn defines it.
+    """Return the average precision, the area under the precision-recall curve, as scikit-learn defines it.
 
     >>> average_precision(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([False, False, True, True])).item()
     0.8333333333333333
 
     Args:
         scores: The score of each image (n,).
-        labels: A mask of the images with the label (n,). If there are none, the result is NaN.
+        labels: A mask of the images that have the label (n,). If no image has it, the result is NaN.
     """
     _, hits, found = _curve(scores, labels)
     return (hits.diff(prepend=hits.new_zeros(1)) * hits / found).sum() / labels.sum()
 
 
 def best_threshold(scores: Tensor, labels: Tensor) -> float:
-    """Return the threshold of the highest F1 score, midway between two scores. Without labelled images, return 0.5.
+    """Return the threshold with the highest F1 score, or 0.5 if no image has the label.
+
+    The threshold is midway between two scores.
 
     >>> best_threshold(torch.tensor([0.125, 0.25, 0.5, 0.75]), torch.tensor([False, False, True, True]))
     0.375
@@ -113,10 +115,11 @@ def best_threshold(scores: Tensor, labels: Tensor) -> float:
 
 
 def _curve(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct scores from high to low, and how many labelled images, and images, have at least each."""
+    """Return the distinct scores in descending order, with the cumulative numbers of labelled images and of images."""
     order = scores.argsort(descending=True)
     values, hits = scores[order], labels[order].double().cumsum(0)
-    last = torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])  # of equal scores
+    # True at the last image of each group with equal scores
+    last = torch.cat([values[1:] != values[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
     return values[last], hits[last], torch.arange(1, len(scores) + 1, device="cpu")[last]
 
 
@@ -130,7 +133,7 @@ def measure(
 ) -> Measured:
     """Measure a model on labelled images. With torchrun, the images are divided among the processes.
 
-    Images that cannot be read are skipped: `data.broken()` names them.
+    Images that cannot be read are skipped, and `data.broken()` lists them.
 
     Args:
         model: A model with preprocessing. It stays in eval mode.
@@ -145,7 +148,7 @@ def measure(
         InputError: The output of the model is not finite, or `batch` is not a positive integer.
     """
     if data.multi_label:
-        raise TrainError("Images may have several labels in these data. Call measure_labels.")
+        raise TrainError("The images may have several labels. Call measure_labels instead of measure.")
     batches = _logits(model, data, batch, bfloat16, after_batch)
     k = model.config.num_classes
     loss = torch.zeros((), dtype=torch.float64, device="cpu")
@@ -153,7 +156,7 @@ def measure(
     counts = torch.zeros(3, k, dtype=torch.int64, device="cpu")  # images, predicted and correct
     not_finite_rows = torch.zeros((), dtype=torch.int64, device="cpu")
     confusion = torch.zeros(k * k if k <= MOST_CONFUSED else 0, dtype=torch.int64, device="cpu")
-    predictions = torch.zeros(len(data), dtype=torch.int64, device="cpu")  # plus one; summed over the ranks
+    predictions = torch.zeros(len(data), dtype=torch.int64, device="cpu")  # class + 1, because 0 means not predicted
     for rows, logits in batches:
         labels = data.labels[rows]
         not_finite_rows += (~logits.isfinite()).any(1).sum()
@@ -168,7 +171,7 @@ def measure(
             confusion.index_add_(0, labels * k + predicted, torch.ones_like(labels))
     sums = (loss, top5, counts, not_finite_rows, confusion, predictions)
     distributed.all_reduce(*(tensor for tensor in sums if tensor.numel()))
-    if not_finite_rows:  # summed over all ranks, so that all of them raise the error
+    if not_finite_rows:  # summed over all ranks, because all of them must raise the error
         raise not_finite(torch.bfloat16 if bfloat16 else model.dtype)
     total = counts[0].sum().item()
     if not total:
@@ -216,7 +219,7 @@ def measure_labels(
 def _logits(
     model: ViT, data: ImageData, batch: int, bfloat16: bool, after_batch: Callable[[int], None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Check that a model can be measured. Return an iterator of rows (b,) of this rank and their logits (b, k)."""
+    """Check the arguments of `measure`. Return an iterator over the rows (b,) of this rank and their logits (b, k)."""
     check_count(batch, "batch")
     check_data_fits(model, data)
     if distributed.world_size() > 1:
@@ -248,29 +251,29 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
     """Check that images fit a model.
 
     Raises:
-        TrainError: The classes, the image size or the preprocessing differ.
+        TrainError: The classes, the image size or the preprocessing of the images and of the model differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
     if isinstance(preprocess.transform, NaFlexTransform):
         raise TrainError(
-            "Training and evaluation need images of one size, but a NaFlex model keeps the aspect ratio of each image. "
-            "Set model.preprocess = model.preprocess.transform.squashed()."
+            "Training and evaluation need images of equal size, but a NaFlex model keeps the aspect ratio of each "
+            "image. Set model.preprocess = model.preprocess.transform.squashed()."
         )
     if data.multi_label and model.scores != "sigmoid":
         raise TrainError(
-            "Images may have several labels in these data, but the model gives each image one. Train a model on such "
-            "data, or set model.scores to 'sigmoid' if the model was trained for several labels."
+            "The images may have several labels, but the model predicts only one. If the model was trained for several "
+            "labels, set model.scores = 'sigmoid'. Otherwise, train it on such images first."
         )
     if len(data.classes) != k:
         raise TrainError(
-            f"The images have {len(data.classes)} classes, but the model has {k}. "
-            "Use images of the model's classes, or create the model with num_classes=."
+            f"The images have {len(data.classes)} classes, but the model has {k}. Use images of the model's classes, "
+            "or create the model with num_classes=."
         )
     labels = model.labels or data.classes
     moved = [f"{name} for {label}" for name, label in zip(data.classes, labels, strict=True) if name != label]
     if moved:
         raise TrainError(
-            f"The classes of the images and the model differ: {listed(moved)}. If only the order differs, use "
+            f"The classes of the images and of the model differ: {listed(moved)}. If only the order differs, use "
             "data.with_classes(model.labels)."
         )
     if isinstance(data.images, PreparedImages):
@@ -297,7 +300,7 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
 
 
 def _shape_of(data: ImageData) -> tuple[int, ...]:
-    """Return the shape (c, h, w) of the first image that can be read, of at most 20 that are spread over the data."""
+    """Return the shape (c, h, w) of the first readable image. At most 20 images, spread over the data, are tried."""
     tried = min(len(data), 20)
     for row in torch.linspace(0, len(data) - 1, tried, device="cpu").long():
         images, _ = data.readable(row[None])

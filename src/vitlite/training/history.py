@@ -1,4 +1,4 @@
-"""Choose the best epoch from the history of a run, which has one record per epoch."""
+"""Choose the best epoch from the history of a run, a list with one record per epoch."""
 
 import math
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ METRICS = {"val_top1": "validation accuracy", "val_map": "validation mAP"}  # by
 def best_epoch(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the record of the epoch with the highest validation accuracy or mAP, or None without validation.
 
-    The validation loss decides between equal accuracies. Otherwise the first epoch that predicts all images correctly
-    would be chosen, although later epochs may be more confident.
+    Among epochs with equal values, the lowest validation loss decides. If several epochs predict all images correctly,
+    this chooses the most confident one.
     """
     return min((record for record in history if metric_of(record)), key=_rank, default=None)
 
 
 def metric_of(record: dict[str, Any]) -> str:
-    """Return the key of the figure that decides which epoch is the best, or "" without validation."""
+    """Return the key of the metric by which epochs are compared, or "" without validation."""
     return next((name for name in METRICS if name in record), "")
 
 
 def is_better(record: dict[str, Any], past: Sequence[dict[str, Any]]) -> bool:
-    """Return True if an epoch is better than all past epochs."""
+    """Return True if an epoch is better than all epochs before it."""
     best = best_epoch(past)
     return best is None or _rank(record) < _rank(best)
 
@@ -37,7 +37,7 @@ def _rank(record: dict[str, Any]) -> tuple[float, float]:
 
 
 def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
-    """Return True if a run has completed all epochs, or has stopped early because of `patience`.
+    """Return True if a run has completed all epochs, or if it ends early because of `patience`.
 
     >>> accuracies = [0.5, 0.7, 0.6, 0.7]  # the last two are not better than the second
     >>> history = [{"epoch": i, "val_top1": top1, "val_loss": 1.0} for i, top1 in enumerate(accuracies, 1)]
@@ -51,7 +51,7 @@ def is_finished(history: Sequence[dict[str, Any]], settings: Settings) -> bool:
 
 
 def why_best(history: Sequence[dict[str, Any]]) -> str:
-    """Explain in a sentence which epoch is the best. Without validation, return an empty string.
+    """Return a sentence that says which epoch is the best and why. Without validation, return an empty string.
 
     >>> why_best([{"epoch": 1, "val_top1": 1.0, "val_loss": 0.6}, {"epoch": 2, "val_top1": 1.0, "val_loss": 0.1}])
     'Best epoch: 2 of 2, with the highest validation accuracy (100.00%) and, of 2 such epochs, the lowest loss (0.1).'

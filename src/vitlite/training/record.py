@@ -1,6 +1,6 @@
-"""The list of a run's images, with which the run can be resumed if some images are missing or broken by then.
+"""Record the image files of a run, which allows the run to resume if some files are missing or broken later.
 
-The list is a file in the folder of the run. Images in memory have no such list: their pixels identify them.
+The record is a file in the folder of the run. Images in memory are not recorded, because their pixels identify them.
 """
 
 import json
@@ -19,7 +19,7 @@ Entry = dict[str, list[Any]]  # the names, labels and sizes of images
 
 
 def write_images(out: Path, data: ImageData, validation: ImageData | None) -> None:
-    """Write the list of images with which a run begins."""
+    """Write the names, labels and sizes of the image files of a new run."""
     parts = {"train": data, "validation": validation}
     if distributed.is_main():
         content = {name: _entry(images) for name, images in parts.items() if images and images.files()}
@@ -33,15 +33,15 @@ def _entry(data: ImageData) -> Entry:
 def images_of_run(
     out: Path, data: ImageData, validation: ImageData | None = None
 ) -> tuple[ImageData, ImageData | None]:
-    """Return the images with which the run in `out` began. Images that have been removed since then count as broken.
+    """Return the images with which the run in `out` began. Images that were removed since then count as broken.
 
     Args:
-        out: The folder of a run. If no run has begun there, the images are returned unchanged.
-        data: The training images that are there now.
-        validation: The validation images that are there now.
+        out: The folder of a run. If no run has begun in it, the images are returned unchanged.
+        data: The training images that exist now.
+        validation: The validation images that exist now.
 
     Raises:
-        TrainError: Images were added or changed after the run began, or other images are held out.
+        TrainError: Images were added or changed after the run began, or the record of the images is damaged.
         ImageError: An image is missing, and the images are `strict`.
     """
     now = {name: part for name, part in (("train", data), ("validation", validation)) if part and part.files()}
@@ -49,14 +49,14 @@ def images_of_run(
         return data, validation
     record = _read(out / IMAGES)
     if now.keys() != record.keys() or any(not _fits(part, record[name]["labels"]) for name, part in now.items()):
-        return data, validation  # the check of the run's identity explains the difference
+        return data, validation  # `Run.resume` raises an error that explains the difference
     begun = dict(now)
     for name, part in now.items():
         names, labels = record[name]["names"], record[name]["labels"]
         if (part.names(), part.label_indices()) != (names, labels):
             begun[name] = part.with_files(names, labels)
     if _holds_out_others(now, begun):
-        return data, validation  # as above
+        return data, validation  # `Run.resume` raises the error, as above
     _check_added(out, now, begun)
     for name, part in begun.items():
         _check_sizes(out, part, record[name]["sizes"])
@@ -67,32 +67,32 @@ def images_of_run(
 
 
 def _fits(data: ImageData, labels: list[Any]) -> bool:
-    """Return True if recorded class indices, or lists of them, fit the kind and the number of the classes of `data`."""
+    """Return True if the recorded labels have the same form as those of `data`, and indices of existing classes."""
     several = isinstance(labels[0], list)
     largest = max((max(label, default=0) for label in labels) if several else labels)
     return data.multi_label == several and largest < len(data.classes)
 
 
 def _holds_out_others(now: dict[str, ImageData], begun: dict[str, ImageData]) -> bool:
-    """Return True if the run has the same images, but holds out others."""
+    """Return True if the run has the same images, but a different choice of them is held out now."""
     return _classes(now).keys() == _classes(begun).keys() and any(
         set(now[name].files()) != set(begun[name].files()) for name in now
     )
 
 
 def _check_added(out: Path, now: dict[str, ImageData], begun: dict[str, ImageData]) -> None:
-    """Check that the data contain only images of the run."""
+    """Check that all images were in the run when it began, with the same class."""
     classes, recorded = _classes(now), _classes(begun)
     added = [str(path) for path, label in classes.items() if recorded.get(path) != label]
     if added:
         raise TrainError(
-            f"{out} contains another run: {len(added)} images were added, or have another class now ({listed(added)}). "
+            f"{out} contains another run: {len(added)} images were added or moved to another class ({listed(added)}). "
             "Undo this to resume the run, or start a new run with another out= (--out)."
         )
 
 
 def _check_sizes(out: Path, data: ImageData, sizes: list[int]) -> None:
-    """Check that the images still have the recorded sizes in bytes, except for images that cannot be read now."""
+    """Check that the files have the recorded sizes in bytes. Images that cannot be read now are not checked."""
     for row, path in enumerate(data.files()):
         size = file_size(path)
         if size != -1 and sizes[row] == -1:
@@ -102,8 +102,8 @@ def _check_sizes(out: Path, data: ImageData, sizes: list[int]) -> None:
             )
         if size not in (-1, sizes[row]) and len(data.readable(torch.tensor([row], device="cpu"))[0]):
             raise TrainError(
-                f"{out} contains another run: {path} had {sizes[row]:,} bytes then, and has {size:,} now. Restore it "
-                "to resume the run, or start a new run with another out= (--out)."
+                f"{out} contains another run: {path} has changed from {sizes[row]:,} to {size:,} bytes. Restore it to "
+                "resume the run, or start a new run with another out= (--out)."
             )
 
 
@@ -112,7 +112,7 @@ def _read(path: Path) -> dict[str, Entry]:
         record: dict[str, Entry] = json.loads(path.read_bytes())
         for entry in record.values():
             if not len(entry["names"]) == len(entry["labels"]) == len(entry["sizes"]):
-                raise ValueError("its lists differ in length")
+                raise ValueError("the lists differ in length")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise TrainError(
             f"{path} is damaged ({type(error).__name__}: {error}). Start a new run with another out= (--out)."
@@ -121,7 +121,7 @@ def _read(path: Path) -> dict[str, Entry]:
 
 
 def _classes(parts: dict[str, ImageData]) -> dict[Path, Any]:
-    """Return the class, or the classes, of each file."""
+    """Return the class index, or the list of class indices, of each file."""
     return {
         path: label for part in parts.values() for path, label in zip(part.files(), part.label_indices(), strict=True)
     }

@@ -1,7 +1,7 @@
-"""Read data for training and evaluation: train, val and test folders, and images held out for validation.
+"""Read the training, validation and test images from folders or a table, and hold out images for validation.
 
-The choice of held-out images depends only on file names and the seed, so a resumed run holds out the same images.
-split.json, in the folder of the run, lists them.
+The choice of held-out images depends only on the file names and the seed. A resumed run therefore holds out the same
+images. The file split.json in the folder of the run lists them.
 """
 
 import json
@@ -39,10 +39,10 @@ from vitlite.training.record import images_of_run
 from vitlite.training.tables import Table
 
 _log = getLogger("vitlite")
-MOST_COMPARED = 100_000  # files in which copies are searched
-SHARE = 0.2  # of the images of each class
+MOST_COMPARED = 100_000  # maximum number of files to search for copies
+SHARE = 0.2  # default share of the images of each class to hold out
 SPLIT = "split.json"  # in the folder of a run
-Data: TypeAlias = Path | Table  # a folder of class folders or of train/ and val/, CIFAR-10, or a table of labels
+Data: TypeAlias = Path | Table  # a folder with class folders or train/ and val/, CIFAR-10, or a table of labels
 
 
 class Split(NamedTuple):
@@ -50,10 +50,10 @@ class Split(NamedTuple):
 
     train: ImageData
     validation: ImageData
-    held_out: list[str]  # names of the held-out images; empty if the data have a val folder
+    held_out: list[str]  # names of the held-out images; empty if the data have a part for validation
 
     def with_classes(self, classes: Sequence[str]) -> "Split":
-        """Return the same images, relabelled for a model with these classes."""
+        """Return the same images, with label indices for these classes."""
         return Split(self.train.with_classes(classes), self.validation.with_classes(classes), self.held_out)
 
     def renamed(self, classes: Sequence[str]) -> "Split":
@@ -72,7 +72,7 @@ def data_parts(data: Data) -> Mapping[str, Data]:
     """Return the train, val and test parts of the data, or an empty dict if the data have no parts.
 
     Raises:
-        TrainError: There are other folders next to train, val and test, or two folders for the same part.
+        TrainError: There are other folders beside train, val and test, or two folders for the same part.
     """
     if isinstance(data, Table):
         return data.parts
@@ -82,23 +82,23 @@ def data_parts(data: Data) -> Mapping[str, Data]:
     if others:
         if any(folders_in(data / name) for name in parts):
             raise TrainError(
-                f"{data} contains {listed(parts)}, but also other folders: {listed(others)}. Move the other folders "
-                "into train if they are classes, or out of the data."
+                f"{data} contains {listed(parts)}, but also other folders: {listed(others)}. If they are classes, move "
+                "them into train. Otherwise, move them out of the data."
             )
-        return {}  # a class may be called test
+        return {}  # all folders are classes, one of which may be called test
     found: dict[str, Path] = {}
     for name in parts:
         part = PARTS[name.lower()]
         if part in found:
             raise TrainError(
-                f"{data} contains {found[part].name} and {name}, which both mean {part}. Remove one of these folders."
+                f"{data} contains {found[part].name} and {name}, which both mean {part}. Remove one of them."
             )
         found[part] = data / name
     return found
 
 
 def training_part(data: Data) -> Data:
-    """Return the part of the data for training, or the data if they have no parts.
+    """Return the part of the data for training, or all data if there are no parts.
 
     Raises:
         TrainError: There is a val or test part, but no train part.
@@ -113,7 +113,7 @@ def training_part(data: Data) -> Data:
 
 
 def evaluation_part(data: Data) -> Data:
-    """Return the part of the data for evaluation: val, test, or the data if they have no parts.
+    """Return the val part of the data, otherwise the test part, or all data if there are no parts.
 
     Raises:
         TrainError: There is a train part, but no val or test part.
@@ -121,8 +121,8 @@ def evaluation_part(data: Data) -> Data:
     parts = data_parts(data)
     if list(parts) == ["train"]:
         raise TrainError(
-            f"{data} contains {_names_of(parts)}, but no val or test part to evaluate on. Add one, or pass the data "
-            "without parts to evaluate on the training images."
+            f"{data} contains {_names_of(parts)}, but no val or test part for evaluation. Add one. To evaluate on the "
+            "training images, pass them as data without parts."
         )
     return parts.get("val", parts.get("test", data))
 
@@ -141,7 +141,7 @@ def label_names(part: Data) -> tuple[str, ...]:
 
 
 def read_part(part: Data, read: Read, classes: Sequence[str], *, strict: bool = False) -> ImageData:
-    """Return the images of a folder of class folders, or of a table. See `read_folder`."""
+    """Return the images of a folder with class folders, or of a table. See `read_folder`."""
     if isinstance(part, Table):
         return part.read(read, classes, strict=strict)
     return read_folder(part, read, classes, strict=strict)
@@ -171,7 +171,7 @@ def training_classes(data: Data) -> tuple[str, ...]:
 
 
 def read_class_list(file: Path) -> tuple[str, ...]:
-    """Read the file of --classes: one class folder per line, in the order of the model's classes.
+    """Read the names of class folders from a file, which has one name per line, in the order of the model's classes.
 
     Raises:
         TrainError: The file cannot be read, or is empty.
@@ -180,16 +180,16 @@ def read_class_list(file: Path) -> tuple[str, ...]:
         names = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise TrainError(
-            f"Cannot read --classes {file}: {error}. Pass a UTF-8 text file with one class folder per line."
+            f"Cannot read --classes {file}: {error}. Pass a UTF-8 text file with the name of one class folder per line."
         ) from error
     classes = tuple(name.strip() for name in names if name.strip())
     if not classes:
-        raise TrainError(f"--classes {file} is empty. Pass a file that names one class folder per line.")
+        raise TrainError(f"--classes {file} is empty. Write the name of one class folder per line.")
     return classes
 
 
 def stand_for(folders: Sequence[str], labels: Sequence[str]) -> bool:
-    """Return True if there is a folder for every label of a model, or one for every class index."""
+    """Return True if the folders are named after all labels of a model, or after all its class indices."""
     try:
         return sorted(class_indices(folders, labels)) == list(range(len(labels)))
     except TrainError:
@@ -208,8 +208,8 @@ def read_training_data(
     """Read the training images and the validation images.
 
     Args:
-        data: A folder that contains train/ and val/, only train/, only class folders, or CIFAR-10's .bin files; or a
-            table of labels. Without a part for validation, a share of the images is held out.
+        data: A folder that contains train/ and val/, only train/, only class folders, or CIFAR-10's .bin files.
+            Alternatively, a table of labels. Without a part for validation, a share of the images is held out.
         preprocess: The preprocessing of the model.
         classes: The names of the class folders or labels, in the order of the classes.
         share: The share of each class to hold out if there is no part for validation (default: 0.2).
@@ -217,7 +217,7 @@ def read_training_data(
         strict: If True, an image that cannot be read raises an error.
 
     Raises:
-        TrainError: `share` is given although there is a val folder, or the data cannot be read or split.
+        TrainError: The data cannot be read or split, or `share` is passed although there is a part for validation.
     """
     val = None if is_cifar10(data) else data_parts(data).get("val")
     if share is not None and (val is not None or is_cifar10(data)):
@@ -236,9 +236,9 @@ def read_training_data(
 
 
 def warn_of_copies(train: Sequence[Path], held_out: Sequence[Path]) -> None:
-    """Log a warning if files of two parts of the data are byte-for-byte the same.
+    """Log a warning if a training file and a held-out file have the same bytes.
 
-    Only files of the same size are read. More than `MOST_COMPARED` files are not compared.
+    Only files of equal size are read. If there are more than `MOST_COMPARED` files, none are compared.
     """
     if len(train) + len(held_out) > MOST_COMPARED or not distributed.is_main():
         return
@@ -249,8 +249,8 @@ def warn_of_copies(train: Sequence[Path], held_out: Sequence[Path]) -> None:
     copies = [(path, hashes[found]) for path, found in hashed if found in hashes]
     if copies:
         _log.warning(
-            "vitlite: %d training images are exact copies of held-out ones, such as %s of %s. The measured accuracy "
-            "will be too high. Remove one of each pair.",
+            "vitlite: %d training images are exact copies of held-out images, such as %s of %s. The measured accuracy "
+            "will be too high. Remove one image of each pair.",
             len(copies),
             *copies[0],
         )
@@ -260,13 +260,14 @@ def _hash(path: Path) -> str:
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError:
-        return str(path)  # equal to no other
+        return str(path)  # differs from every hash
 
 
 def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[ImageData, ImageData]:
-    """Split images into training and validation images, with a share of each class, at least one image, in validation.
+    """Split images into training and validation images.
 
-    If an image may have several labels, the rarest of them counts as the class.
+    A share of each class, and at least one image of it, is used for validation. If an image may have several labels,
+    the rarest of them counts as its class.
 
     Raises:
         TrainError: A class has only one image, or `share` is not from 0.01 to 0.9.
@@ -280,17 +281,20 @@ def hold_out(data: ImageData, share: float = SHARE, seed: int = 0) -> tuple[Imag
         rows = (strata == k).nonzero()[:, 0].tolist()
         if len(rows) == 1 and not data.multi_label:
             raise TrainError(
-                f"The class {name} has only one image, but training and validation each need at least one. Add images."
+                f"The class {name} has only one image, but training and validation need at least one each. Add images."
             )
         if rows:
-            # Sorting by hash is a shuffle in which the place of an image does not depend on the other images.
+            # Sorting by hash shuffles the images. If images are added, most of the choice stays the same.
             rows.sort(key=lambda row: sha256(f"{seed} {names[row]}".encode(errors="surrogateescape")).digest())
             held[rows[: min(max(round(share * len(rows)), 1), len(rows) - 1)]] = True
     return data.subset(~held), data.subset(held)
 
 
 def _rarest_labels(data: ImageData) -> Tensor:
-    """Return the rarest label of each image: (n,). It is k for images without labels, or alone with their label."""
+    """Return the rarest label of each image: (n,).
+
+    It is k for an image without labels, and for an image that is the only one with its rarest label.
+    """
     rarest = torch.where(data.labels, data.labels.sum(0), len(data) + 1).argmin(1)
     alone = torch.bincount(rarest)[rarest] == 1
     return torch.where(data.labels.any(1) & ~alone, rarest, len(data.classes))
@@ -303,7 +307,7 @@ def write_split(path: Path, data: Data, held_out: Sequence[str]) -> None:
 
 
 def read_split(path: Path) -> tuple[Path, list[str]]:
-    """Return the folder of the class folders or the table, and the names of the held-out images, from `write_split`.
+    """Read a file from `write_split`. Return the folder or table that it names, and the names of the held-out images.
 
     Raises:
         TrainError: The file cannot be read, or is not a list of held-out images.
@@ -313,13 +317,13 @@ def read_split(path: Path) -> tuple[Path, list[str]]:
         return Path(content["classes in"]), [str(name) for name in content["held out"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(
-            f"{path} is not a list of held-out images ({type(error).__name__}: {error}). Pass the split.json that "
-            "a training run wrote."
+            f"{path} is not a list of held-out images ({type(error).__name__}: {error}). Pass the split.json of a "
+            "training run."
         ) from error
 
 
 def check_evaluation_data(data: Data, split: Path | None = None) -> None:
-    """Check that there are images to evaluate on, before a model is downloaded.
+    """Check the data for an evaluation before a model is downloaded.
 
     Raises:
         TrainError: The data are neither CIFAR-10 nor class folders, or `split` does not fit the data.
@@ -340,15 +344,15 @@ def read_evaluation_data(
     *,
     strict: bool = False,
 ) -> ImageData:
-    """Read the test images of CIFAR-10, or the val part, the test part or all images of a folder or table.
+    """Read images for evaluation: CIFAR-10's test images, or the images of `evaluation_part`.
 
     Args:
         data: The folder or the table.
         model: The model whose preprocessing and labels are used.
-        split: The split.json of a run. If given, only the images held out in that run are read.
-        folders: The names of the class folders or labels, in the order of the model's classes. Only needed if the
-            names are neither labels nor class indices.
-        strict: If True, an image that cannot be read is an error.
+        split: The split.json of a run. If it is passed, only the images that this run held out are read.
+        folders: The names of the class folders or labels, in the order of the model's classes. They are only needed if
+            the names are neither labels of the model nor class indices.
+        strict: If True, an image that cannot be read raises an error.
 
     Raises:
         TrainError: The data are damaged, or their classes are not the classes of the model.
@@ -363,13 +367,13 @@ def read_evaluation_data(
     images = read_part(part, preprocess.pixels, names, strict=strict)
     if split is not None:
         images = _held_out(images, split)
-    if model.thresholds is not None:  # each image of these data may have one label by chance
+    if model.thresholds is not None:  # the model was trained for several labels, even if no image here has several
         images = images.with_multi_label()
     return images.with_classes(classes) if folders is None else _in_order(images, classes, k)
 
 
 def _held_out(data: ImageData, split: Path) -> ImageData:
-    """Return the images that a run held out. Images that have been removed since then count as broken."""
+    """Return the images that a run held out. Images that were removed since then count as broken."""
     wanted = read_split(split)[1]
     labels = dict(zip(data.names(), data.label_indices(), strict=True))
     missing = [name for name in wanted if name not in labels]
@@ -386,7 +390,7 @@ def _held_out(data: ImageData, split: Path) -> ImageData:
 
 
 def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:
-    """Rename the classes of the data, which must already be in the order of the model's classes."""
+    """Rename the classes of the data to those of the model. The order must already be the same."""
     if len(data.classes) != k:
         raise TrainError(
             f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune the model on these classes "

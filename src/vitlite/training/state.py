@@ -34,14 +34,14 @@ CONTENT, CHECKSUM = "vitlite.run", "vitlite.checksum"  # in the metadata of the 
 class Progress:
     """The position of a run, and sums over the finished steps of the current epoch."""
 
-    epoch: int = 0  # finished epochs
-    step: int = 0  # finished steps of the current epoch
-    loss: float = 0.0  # summed over these steps
-    accuracy: float = 0.0  # summed over these steps
+    epoch: int = 0  # number of finished epochs
+    step: int = 0  # number of finished steps of the current epoch
+    loss: float = 0.0
+    accuracy: float = 0.0
     seconds: float = 0.0
 
     def add(self, loss: float, accuracy: float, seconds: float) -> None:
-        """Count one more step."""
+        """Add a finished step."""
         self.step += 1
         self.loss += loss
         self.accuracy += accuracy
@@ -50,13 +50,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """The values, as JSON, that must be the same when a run is resumed."""
+    """The values that must be the same when a run is resumed, in the types of JSON."""
 
-    settings: dict[str, Any]  # without patience, which only decides when a run ends
+    settings: dict[str, Any]  # without patience, which affects only the end of a run
     config: dict[str, Any]
     transform: dict[str, Any]
     classes: list[str]
-    weights: str  # sha256 of the weights file, or a hash of the frozen weights, which are not part of the state
+    weights: str  # sha256 of the weights file; without a file, a hash of the frozen weights, which the state omits
     images: str  # the number of images, and a hash of the labels and of the pixels or file names
     validation: str | None
 
@@ -107,7 +107,7 @@ def read_state(path: Path) -> State:
     with _damage_explained(path):
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            # Cloned so that the file does not stay mapped into memory when it is replaced.
+            # Clone the tensors, because the file must not stay mapped into memory when it is replaced.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         if metadata[CHECKSUM] != _checksum(metadata[CONTENT], tensors):
             raise ValueError("the checksum does not match the content")
@@ -117,7 +117,7 @@ def read_state(path: Path) -> State:
 
 
 def has_begun(path: Path) -> bool:
-    """Return whether a state file exists and was saved after the first step of a run.
+    """Return True if a state file exists and contains at least one finished step.
 
     Raises:
         TrainError: The file is not the state of a run, or is damaged.
@@ -137,13 +137,13 @@ def _checksum(content: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 class Run:
-    """A training run that can be saved and resumed: a model, its averaged weights, the optimizers and the progress."""
+    """The model, the averaged weights, the optimizers and the progress of a run, which can be saved and resumed."""
 
     def __init__(self, model: ViT, data: ImageData, settings: Settings, validation: ImageData | None = None) -> None:
         self.model, self.data, self.settings = model, data, settings
         self.transform = preprocess_of(model).transform
         if type(model) is ViT:
-            check_savable(model, "train")  # raises an error now rather than after the first epoch
+            check_savable(model, "train")  # now, rather than after the first epoch
         self.steps = -(-len(data) // settings.batch)  # per epoch, rounded up
         self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
         self.class_shares = class_shares(data)  # (k,)
@@ -162,7 +162,7 @@ class Run:
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the buffers, the weights, their averages and the state of the optimizers. Keys are "kind.name"."""
+        """Return the buffers, the weights, their averages and the state of the optimizers by "kind.name"."""
         tensors = {f"buffer.{name}": buffer for name, buffer in self.model.named_buffers()}
         for optimizer in self.optimizers:
             for weight in weights_of(optimizer):
@@ -186,7 +186,7 @@ class Run:
             write_tensors(path, tensors, {CONTENT: content, CHECKSUM: _checksum(content, tensors)})
 
     def write_log(self, path: Path) -> None:
-        """Write the history as one line of JSON per epoch."""
+        """Write the history to a file, with one line of JSON per epoch."""
         if distributed.is_main():
             with _write_errors_explained(path):
                 storage.write_text(path, "".join(json.dumps(record) + "\n" for record in self.history))
@@ -198,7 +198,7 @@ class Run:
                 self.model.save(folder)
 
     def resume(self, path: Path) -> bool:
-        """Restore a saved state. If it was saved before the first step, restore nothing and return False.
+        """Restore a saved state and return True. A state from before the first step is ignored, and False is returned.
 
         Raises:
             TrainError: The file is the state of another run, or is damaged.
@@ -222,25 +222,24 @@ class Run:
         identity, epochs = saved.identity, self.settings.epochs
         done = saved.progress.epoch + saved.progress.step / self.steps
         if done <= min(identity.settings["epochs"], epochs) * (1 - self.settings.decay):
-            # The learning rate has not begun to fall, so the number of epochs has had no effect and may change.
+            # The number of epochs has no effect before the learning rate begins to fall, and may therefore change.
             identity = replace(identity, settings=identity.settings | {"epochs": epochs})
         differences = self.identity.differences(identity)
         if differences:
             raise TrainError(
-                f"{out} contains another run: {'; '.join(differences)}. Use the same arguments to resume "
-                "that run, or start a new run with another out= (--out). The new run can start from the weights in "
-                f"{out / LAST}."
+                f"{out} contains another run: {'; '.join(differences)}. Use the same arguments to resume that run, or "
+                f"start a new run with another out= (--out). The new run can start from the weights in {out / LAST}."
             )
 
     def average(self, step: int) -> None:
-        """Move the averages towards the weights, faster in the first steps of a run."""
+        """Update the averages of the weights. Early steps of a run move the averages faster."""
         keep = min(self.settings.ema, (1 + step) / (10 + step))
         weights = [weight.detach() for weight in self.weights.values()]
         torch._foreach_lerp_(list(self.averages.values()), weights, 1 - keep)
 
     @contextmanager
     def averaged(self) -> Iterator[ViT]:
-        """Context manager in which the model has the averaged weights."""
+        """Return a context in which the model has the averaged weights."""
         self.swap_averages()
         try:
             yield self.model
@@ -254,11 +253,11 @@ class Run:
 
 
 def class_weights(data: ImageData, *, balance: bool) -> Tensor:
-    """Return the weight of each class in the loss: (k,). The mean weight over all images is 1.
+    """Return the weight of each class in the loss: (k,). The mean over all images is 1.
 
     Args:
         data: The training images.
-        balance: If True, the images of each class have the same total weight. If False, every image has weight 1.
+        balance: If True, every class has the same total weight. If False, every image has the same weight.
     """
     if not balance:
         return torch.ones(len(data.classes), dtype=torch.float32, device="cpu")
@@ -268,7 +267,10 @@ def class_weights(data: ImageData, *, balance: bool) -> Tensor:
 
 
 def class_shares(data: ImageData) -> Tensor:
-    """Return the shares towards which labels are smoothed: (k,)."""
+    """Return the shares towards which labels are smoothed: (k,).
+
+    If an image may have several labels, these are the frequencies of the labels. Otherwise, all shares are equal.
+    """
     if data.multi_label:
         return data.labels.float().mean(0)
     return torch.full((len(data.classes),), 1 / len(data.classes), dtype=torch.float32, device="cpu")
@@ -288,7 +290,7 @@ def _matmul_context(model: ViT, settings: Settings) -> AbstractContextManager[An
 def _damage_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a damaged file makes readers raise nearly anything
+    except Exception as error:  # damaged files raise errors of many types
         raise TrainError(
             f"{path} is damaged or not the state of a run ({type(error).__name__}: {error}). Start a new run with "
             f"another out= (--out). It can start from the weights in {path.parent / LAST}, if they exist."
@@ -301,6 +303,6 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainError(
-            f"Cannot write {path}: {error.strerror or error}. The last saved state is intact. Fix the cause, and run "
-            "the same command again to resume."
+            f"Cannot write {path}: {error.strerror or error}. The last saved state is intact. Solve the problem, and "
+            "run the same command again to resume."
         ) from error

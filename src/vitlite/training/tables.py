@@ -1,6 +1,7 @@
-"""Read a table of labels: a CSV or Parquet file with a row for each image.
+"""Read a table of labels, a CSV or Parquet file with one row per image.
 
-The label column contains one label, or several with a separator. Alternatively, each label has a column of 0 and 1.
+The label column contains one label, or several labels with a separator. Alternatively, each label has its own column,
+which contains 0 or 1.
 """
 
 import csv
@@ -17,19 +18,19 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path")
 LABELS = ("label", "labels", "class", "category", "tags")
 SPLITS = ("split", "subset", "set")
-SEPARATORS = "|;"  # rather than a comma, which some names contain, such as ImageNet's "tench, Tinca tinca"
+SEPARATORS = "|;"  # no comma, because labels such as ImageNet's "tench, Tinca tinca" contain commas
 BITS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
 class Columns(NamedTuple):
-    """Which columns of a table are used. By default, they are found by usual names.
+    """The names of the columns to read from a table. By default, columns with common names are used.
 
     Attributes:
         path: The column of the paths, which are relative to the folder of the table.
-        labels: The column of the labels; or the columns of several labels, which contain 0 or 1.
+        labels: The column of the labels, or the columns of individual labels, which contain 0 or 1.
         split: The column that contains train, val or test.
-        separator: The character between the labels of an image. An empty string: each image has one label. None: "|"
-            or ";", if the label column contains one of them.
+        separator: The character between the labels of an image. With an empty string, each image has one label. With
+            None, the separator is "|" or ";" if the label column contains one of them.
     """
 
     path: str | None = None
@@ -43,7 +44,7 @@ USUAL = Columns()
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a table of labels, in the order of the paths, so that the order in the file does not matter.
+    """The rows of a table of labels, sorted by path.
 
     Attributes:
         file: The file of the table.
@@ -51,7 +52,7 @@ class Table:
         labels: The labels of each image.
         split: The part of each image ("train", "val" or "test"), or an empty list if the table has no split.
         multi_label: True if an image may have several labels, or none.
-        columns: The labels that have a column of their own.
+        columns: The labels that have their own column.
     """
 
     file: Path
@@ -88,12 +89,12 @@ class Table:
         if unknown:
             raise TrainError(
                 f"{self} has the labels {listed(unknown)}, but the classes are {listed(classes)}. Correct or remove "
-                "rows with other labels."
+                "the rows with these labels."
             )
         if not any(path.exists() for path in self.paths):
             raise TrainError(
-                f"None of the {len(self.paths)} images of {self} exists, for example {self.paths[0]}. Write paths "
-                "relative to the folder of the table, or absolute paths."
+                f"None of the {len(self.paths)} images of {self} exist, for example {self.paths[0]}. Write absolute "
+                "paths, or paths relative to the folder of the table."
             )
         index = {name: number for number, name in enumerate(classes)}
         indices: list[Any] = [[index[name] for name in names] for names in self.labels]
@@ -104,17 +105,17 @@ class Table:
 
 
 def open_data(data: Path, columns: Columns = USUAL) -> Path | Table:
-    """Return a table of labels if `data` is one, otherwise the folder.
+    """Read `data` if it is a table of labels. Return a folder unchanged.
 
     Raises:
-        TrainError: `data` is another file, or the table cannot be read.
+        TrainError: `data` is another kind of file, or the table cannot be read.
     """
     if data.suffix.lower() in SUFFIXES and not data.is_dir():
         return read_table(data, columns)
     if data.is_file():
         raise TrainError(f"{data} is not a folder of images. Pass a folder, or a table ({', '.join(SUFFIXES)}).")
     if columns != USUAL:
-        raise TrainError(f"{data} is not a table ({', '.join(SUFFIXES)}). Omit the options that name columns.")
+        raise TrainError(f"{data} is not a table ({', '.join(SUFFIXES)}). Omit the options that name its columns.")
     return data
 
 
@@ -122,7 +123,7 @@ def read_table(file: Path, columns: Columns = USUAL) -> Table:
     """Read a table of labels.
 
     Raises:
-        TrainError: The file cannot be read, a column is missing, or a cell has no valid value.
+        TrainError: The file cannot be read, a column is missing, or a cell has an invalid value.
         MissingExtraError: The file is a Parquet file, and pyarrow is not installed.
     """
     read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
@@ -134,8 +135,8 @@ def read_table(file: Path, columns: Columns = USUAL) -> Table:
     wanted = _label_columns(file, names, columns.labels, [path, split])
     cells = read(file, [path, *wanted, *([split] if split else [])])
     if not cells:
-        raise TrainError(f"{file} has no rows. Add a row for each image.")
-    cells.sort(key=lambda row: Path(str(row[0])).parts)  # as in a folder
+        raise TrainError(f"{file} has no rows. Add one row per image.")
+    cells.sort(key=lambda row: Path(str(row[0])).parts)  # in the same order as the files of a folder
     paths = [_path(file, row[0]) for row in cells]
     _check_unique(file, paths)
     parts = [_part_of(file, row[0], row[-1]) for row in cells] if split else []
@@ -150,8 +151,8 @@ def read_table(file: Path, columns: Columns = USUAL) -> Table:
     for row, names_of_row in zip(cells, labels, strict=True):
         if not separator and len(names_of_row) != 1:
             raise TrainError(
-                f"{file} has no label for {row[0]}. Add one; or pass separator= (--separator '|') if images may have "
-                "several labels or none."
+                f"{file} has no label for {row[0]}. Add one. If images may have several labels or none, pass "
+                "separator= (--separator '|')."
             )
     return Table(file, paths, labels, parts, multi_label=bool(separator))
 
@@ -159,7 +160,7 @@ def read_table(file: Path, columns: Columns = USUAL) -> Table:
 def _column(
     file: Path, names: Sequence[str], given: str | None, usual: Sequence[str], what: str, option: str
 ) -> str | None:
-    """Return the given column, the first column with a usual name, or None."""
+    """Return the column that the caller chose, or the first column with a common name, or None."""
     if given is not None:
         if given not in names:
             raise _missing(file, names, f"no column {given}", what, option)
@@ -170,7 +171,10 @@ def _column(
 def _label_columns(
     file: Path, names: Sequence[str], given: Sequence[str], others: Sequence[str | None]
 ) -> tuple[str, ...]:
-    """Return the column of labels, or the columns of 0 and 1: by default, all columns that have no other meaning."""
+    """Return the column of labels, or the columns of individual labels.
+
+    Without `given` and without a column of labels, these are all columns except `others`.
+    """
     for name in given:
         _column(file, names, name, (), "labels", "--label-column")
     rest = tuple(name for name in names if name and name not in others)  # pandas writes its index without a name
@@ -183,7 +187,7 @@ def _label_columns(
 
 
 def _missing(file: Path, names: Sequence[str], problem: str, what: str, option: str) -> TrainError:
-    return TrainError(f"{file} has {problem}; its columns are {listed(names)}. Pass {what}= ({option}).")
+    return TrainError(f"{file} has {problem}. Its columns are {listed(names)}. Pass {what}= ({option}).")
 
 
 def _path(file: Path, cell: Any) -> Path:
@@ -195,15 +199,13 @@ def _path(file: Path, cell: Any) -> Path:
 def _check_unique(file: Path, paths: Sequence[Path]) -> None:
     path, count = Counter(paths).most_common(1)[0]
     if count > 1:
-        raise TrainError(
-            f"{file} lists {path} {count} times. Write one row for each image, with all labels of the image."
-        )
+        raise TrainError(f"{file} lists {path} {count} times. Write one row per image, with all labels of the image.")
 
 
 def _part_of(file: Path, path: str, cell: Any) -> str:
     part = PARTS.get(str(cell).strip().lower())
     if part is None:
-        raise TrainError(f"{file} has the split {cell!r} for {path}. Write train, val or test.")
+        raise TrainError(f"{file} has the split {cell!r} for {path}. Use train, val or test.")
     return part
 
 
@@ -211,7 +213,7 @@ def _bit(file: Path, path: str, column: str, cell: Any) -> bool:
     value = BITS.get(str(cell).strip().lower())
     if value is None:
         raise TrainError(
-            f"{file} has {cell!r} in the column {column} for {path}, but a column for each label contains 0 or 1. "
+            f"{file} has {cell!r} in the column {column} for {path}, but the column of a label must contain 0 or 1. "
             "Correct the cell, or name the columns of labels with labels= (--label-column)."
         )
     return value
@@ -226,14 +228,14 @@ def _separator(file: Path, cells: Sequence[Any], given: str | None) -> str:
     found = [mark for mark in SEPARATORS if any(mark in cell for cell in cells if isinstance(cell, str))]
     if len(found) > 1:
         raise TrainError(
-            f"{file} has labels with {' and with '.join(found)}. Pass the character between labels as separator= "
+            f"{file} has labels that contain {' and '.join(found)}. Pass the character between labels as separator= "
             "(--separator)."
         )
     return found[0] if found else ""
 
 
 def _labels(cell: Any, separator: str) -> tuple[str, ...]:
-    """Return the labels of a cell: a list in Parquet, otherwise text."""
+    """Return the labels of a cell, which is text or, in Parquet, may be a list."""
     if isinstance(cell, list):
         parts = [str(label) for label in cell]
     else:
@@ -243,7 +245,7 @@ def _labels(cell: Any, separator: str) -> tuple[str, ...]:
 
 
 def _read_csv(file: Path, wanted: Sequence[str] | None) -> list[Any]:
-    """Return the names of the columns if `wanted` is None, otherwise the cells of these columns for each row."""
+    """Read a CSV file. Return the column names if `wanted` is None, otherwise the cells of these columns by row."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:  # Excel writes a byte order mark
             header = stream.readline()
@@ -267,7 +269,7 @@ def _read_csv(file: Path, wanted: Sequence[str] | None) -> list[Any]:
 
 
 def _read_parquet(file: Path, wanted: Sequence[str] | None) -> list[Any]:
-    """Return the same from a Parquet file."""
+    """Read a Parquet file. Return the same as `_read_csv`."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -277,5 +279,5 @@ def _read_parquet(file: Path, wanted: Sequence[str] | None) -> list[Any]:
             return list(parquet.read_schema(file).names)
         table = parquet.read_table(file, columns=list(wanted))
         return list(map(list, zip(*(table[name].to_pylist() for name in wanted), strict=True)))
-    except (OSError, ValueError) as error:  # pyarrow's errors of damaged files are ValueErrors
+    except (OSError, ValueError) as error:  # pyarrow raises a ValueError for a damaged file
         raise TrainError(f"Cannot read {file}: {error}. Pass a Parquet file.") from error
