@@ -18,7 +18,7 @@ def table(name: str) -> Iterator[str]:
     yield "|---|---|"
     for action in sorted(parser._actions, key=lambda action: bool(action.option_strings)):
         option = words(action).replace("|", r"\|")  # which would end a cell
-        help_text = (action.help or "") % {"default": action.default}
+        help_text = argparse.HelpFormatter("")._expand_help(action)  # fills in defaults and choices
         required = " (required)" if action.required and action.option_strings else ""
         yield f"| `{option}` | {escaped(help_text)}{required} |"
 
@@ -30,7 +30,7 @@ def words(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings)
     if action.nargs == 0:
         return names
-    if action.choices:
+    if action.choices and not action.metavar:
         return f"{names} {'|'.join(map(str, action.choices))}"
     return f"{names} {action.metavar or action.dest.upper()}"
 

@@ -87,4 +87,4 @@ def test_pca_and_the_similarity_to_a_patch(run: Run, model: Path, images: Path, 
     assert out.read_bytes() != shallow
     assert "must be two fractions, such as 0.5,0.25, got '3'" in run(*first, "--patch", "3")[2]
     assert "must be two fractions from 0 to 1, got 3.0,2.0" in run(*first, "--patch", "3,2")[2]
-    assert "at most 100, and one with --patch" in run(*first[:1], images, *first[2:], "--patch", ".5,.5")[2]
+    assert "Pass exactly one image with --patch" in run(*first[:1], images, *first[2:], "--patch", ".5,.5")[2]

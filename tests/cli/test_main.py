@@ -39,8 +39,15 @@ def test_help_marks_required_options_and_has_groups(run: Run) -> None:
     _, help_text, _ = run("train", "--help")
     lines = help_text.splitlines()
     assert sum(line.endswith("(required)") for line in lines) == 2  # --model and --out
-    titles = ["positional arguments", "options", "tables of labels", "model", "optimization", "speed and memory"]
+    titles = ["positional arguments", "options", "data", "tables of labels", "model", "optimization"]
     assert [line.rstrip(":") for line in lines if line.rstrip(":") in titles] == titles
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_explains_each_option_on_one_line(run: Run, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    _, _, arguments = run(name, "--help")[1].partition("\n\n")  # after the usage
+    assert not [line for line in arguments.splitlines() if line.startswith("   ")]  # continued from the line above
 
 
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["info", "vit_base_16"]], ids=lambda words: words[0])

@@ -141,7 +141,7 @@ def test_duplicates(run: Run, model: Path, images: Path, tmp_path: Path) -> None
     pairs = [json.loads(line) for line in run(*words, "--pairs", "--format", "jsonl")[1].splitlines()]
     assert {(pair["first"], pair["second"]) for pair in pairs} == {(first, path) for path in others} | {tuple(others)}
     assert run(*words, "--pairs")[1].count("1.0000  ") == 3
-    assert "Leave out one of them" in run(*words, "--pairs", "--out", tmp_path / "sheet.jpg")[2]
+    assert "Omit --out or --pairs" in run(*words, "--pairs", "--out", tmp_path / "sheet.jpg")[2]
     before = (folder / "a.png").read_bytes()
     assert "is one of the images" in run(*words, "--out", folder / "a.png")[2]
     assert (folder / "a.png").read_bytes() == before

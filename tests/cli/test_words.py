@@ -89,7 +89,7 @@ def test_search_by_words(run: Run, hub: Hub, folder: Path, images: Path, tmp_pat
     code, out, error = run("search", vectors, "is it a cat?")
     assert (code, out.splitlines()[0]) == (0, '"is it a cat?"'), error
     code, _, error = run("search", vectors, "cat", "--out", tmp_path / "sheet.jpg")
-    assert (code, "--out draws only what images find" in error) == (1, True)
+    assert (code, "--out draws only the matches of images" in error) == (1, True)
     code, _, error = run("search", vectors, "missing.jpg")
     assert (code, "missing.jpg" in error) == (1, True)
     layer = tmp_path / "layer.safetensors"

@@ -13,14 +13,14 @@ from vitlite.plots import DPI, check_target, draw_attention
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite attention`."""
     parser.add_argument(
-        "image", type=image_path, metavar="IMAGE", help="the image to draw on; sample: one that comes with vitlite"
+        "image", type=image_path, metavar="IMAGE", help="image file, or sample for one that comes with vitlite"
     )
     add_out(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--layer", type=int, metavar="N", help="the block, counted from 0; default: -1 (the last block)")
-    which.add_argument("--rollout", action="store_true", help="combine the attention of all blocks (attention rollout)")
-    parser.add_argument("--head", type=int, metavar="N", help="draw only this head, counted from 0; default: all heads")
-    parser.add_argument("--no-labels", action="store_true", help="leave out the captions")
+    which.add_argument("--layer", type=int, metavar="N", help="block, counted from 0; default: -1 (the last)")
+    which.add_argument("--rollout", action="store_true", help="combine all blocks (attention rollout)")
+    parser.add_argument("--head", type=int, metavar="N", help="head, counted from 0; default: all heads")
+    parser.add_argument("--no-labels", action="store_true", help="omit the captions")
     parser.add_argument("--dpi", type=positive, default=DPI, metavar="N", help="pixels per inch; default: %(default)s")
     add_model_arguments(parser)
 

@@ -50,17 +50,17 @@ class Case(NamedTuple):
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite bench`."""
     add = parser.add_argument
-    add("--models", metavar="NAME,...", help="presets; default: a selection from tiny to large")
-    add("--sizes", type=positives, metavar="PIXELS,...", help="with --models: image sizes; default: 224")
-    add("--batch", type=positives, metavar="N,...", help="with --models: batch sizes; default: 1,8")
+    add("--models", metavar="NAME,...", help="presets to measure; default: from tiny to large")
+    add("--sizes", type=positives, metavar="PIXELS,...", help="image sizes for --models; default: 224")
+    add("--batch", type=positives, metavar="N,...", help="batch sizes for --models; default: 1,8")
     add("--rounds", type=positive, metavar="N", help=f"repetitions; default: {ROUNDS}, or {QUICK_ROUNDS} with --quick")
-    add("--device", default="cpu", help="such as cpu, cuda, mps; default: cpu")
-    add("--quick", action="store_true", help="only vit_base_16 (unless --models is given), and fewer repetitions")
+    add("--device", default="cpu", help="torch device, such as cpu, cuda or mps; default: %(default)s")
+    add("--quick", action="store_true", help="measure vit_base_16 (or --models) with fewer repetitions")
     add(
         "--out",
         type=expanded_path,
         metavar="FILE",
-        help="write the results to a JSON file; an existing file is replaced",
+        help="JSON file for the results, replaced if it exists",
     )
 
 

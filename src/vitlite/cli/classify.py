@@ -28,32 +28,25 @@ Answers: TypeAlias = Iterable[tuple[str, list["Prediction"]]]
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite classify`."""
     add_paths(parser)
-    parser.add_argument(
-        "--labels",
-        type=label_list,
-        metavar="LABELS",
-        help="labels of your own, with --model CLIP or SigLIP: 'cat,dog,rusty bolt', or a file with one per line",
-    )
-    parser.add_argument(
-        "--template",
-        metavar="TEXT",
-        help=f"a sentence with {{}} for each of the --labels, or imagenet for 80 sentences; default: {TEMPLATE!r}",
-    )
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--top",
         type=positive,
         metavar="N",
-        help=f"most labels per image; default: {TOP}, or all if the model was trained with several labels per image",
+        help=f"maximum number of labels per image; default: {TOP}, or all (multi-label)",
     )
-    parser.add_argument(
-        "--min-score",
-        type=share,
-        metavar="X",
-        help="leave out labels with a lower score; an image without labels is none of these. Default: 0, or the "
-        "threshold of each label if the model has thresholds",
+    output.add_argument(
+        "--min-score", type=share, metavar="X", help="minimum score of a label; default: the model's thresholds, or 0"
     )
-    parser.add_argument("--format", choices=("table", "jsonl", "csv"), help="default: table")
-    parser.add_argument("--out", type=expanded, metavar="FOLDER", help="the output folder, only for --engine ray")
+    output.add_argument("--format", choices=("table", "jsonl", "csv"), help="format of the output; default: table")
+    output.add_argument("--out", type=expanded, metavar="FOLDER", help="output folder, only with --engine ray")
+    labels = parser.add_argument_group("labels of your own", "These options need a CLIP or SigLIP model.")
+    labels.add_argument(
+        "--labels", type=label_list, metavar="LABELS", help="'cat,dog,rusty bolt', or a file with one label per line"
+    )
+    labels.add_argument(
+        "--template", metavar="TEXT", help=f"sentence for labels, or imagenet for 80; default: {TEMPLATE!r}"
+    )
     add_work_arguments(parser)
 
 

@@ -13,36 +13,34 @@ from vitlite.zoo import registry
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite convert`."""
     parser.add_argument(
-        "source", type=expanded, metavar="IN", help="a weights file (also .pth, .pth.tar, .bin or .npz) or a folder"
+        "source", type=expanded, metavar="IN", help="weights file (.safetensors, .pth, .bin or .npz) or folder"
     )
     parser.add_argument(
         "target",
         type=expanded,
         metavar="OUT",
-        help="the folder or .safetensors file to write; an existing file is replaced",
+        help="folder or .safetensors file to write, replaced if it exists",
     )
     parser.add_argument(
         "--to",
         required=True,
         choices=("timm", "transformers", "torchvision", "vitlite"),
-        help="the library to write for",
+        metavar="LIBRARY",
+        help="%(choices)s",
     )
     parser.add_argument(
         "--like",
         metavar="NAME",
-        help="the checkpoint from `vitlite list` that IN contains or was fine-tuned from; supplies the settings, "
-        "preprocessing and labels that IN lacks",
+        help="checkpoint that IN contains or was fine-tuned from",
     )
     parser.add_argument(
-        "--num-classes", type=positive, metavar="N", help="with --like: the number of classes of a fine-tuned model"
+        "--num-classes", type=positive, metavar="N", help="number of classes of a fine-tuned model, with --like"
     )
-    parser.add_argument(
-        "--key", metavar="KEY", help="the network to read from a pickle with several networks, such as teacher"
-    )
+    parser.add_argument("--key", metavar="KEY", help="network to read from a pickle with several, such as teacher")
     parser.add_argument(
         "--margin",
         choices=get_args(Margin),
-        help="how to round odd crop margins that OUT cannot express exactly; some crops then move by a pixel",
+        help="rounding of odd crop margins; some crops move by a pixel",
     )
 
 

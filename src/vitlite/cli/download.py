@@ -9,11 +9,9 @@ from vitlite.zoo.text import text_record
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite download`."""
-    parser.add_argument("names", nargs="+", metavar="NAME", help="names from `vitlite list`, or presets")
-    parser.add_argument("--update", action="store_true", help="ask the Hub for a newer file, even if a file is cached")
-    parser.add_argument(
-        "--text", action="store_true", help="download the text half of CLIP or SigLIP, too, for --labels and words"
-    )
+    parser.add_argument("names", nargs="+", metavar="NAME", help="checkpoint from `vitlite list`, or preset")
+    parser.add_argument("--update", action="store_true", help="ask the Hub for a newer file, even if one is cached")
+    parser.add_argument("--text", action="store_true", help="also download the text half of CLIP or SigLIP")
 
 
 def run(args: Namespace) -> int:

@@ -23,15 +23,24 @@ SHEET_GROUPS, SHEET_MEMBERS = 100, 9  # on a contact sheet
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite duplicates`."""
     parser.add_argument(
-        "vectors", type=expanded, metavar="VECTORS", help="the .safetensors file that `vitlite embed` wrote"
+        "vectors", type=expanded, metavar="VECTORS", help=".safetensors file written by `vitlite embed`"
     )
     parser.add_argument(
-        "--threshold", type=float, default=0.95, metavar="COSINE", help="the least cosine; default: %(default)s"
+        "--threshold",
+        type=float,
+        default=0.95,
+        metavar="COSINE",
+        help="minimum cosine similarity; default: %(default)s",
     )
     parser.add_argument("--pairs", action="store_true", help="print every pair instead of groups")
-    parser.add_argument("--format", choices=("table", "csv", "jsonl"), default="table", help="default: %(default)s")
     parser.add_argument(
-        "--out", type=expanded, metavar="JPG", help="a contact sheet of the groups; an existing file is replaced"
+        "--format",
+        choices=("table", "csv", "jsonl"),
+        default="table",
+        help="format of the output; default: %(default)s",
+    )
+    parser.add_argument(
+        "--out", type=expanded, metavar="JPG", help="contact sheet of the groups to draw, replaced if it exists"
     )
 
 
@@ -45,11 +54,11 @@ def run(args: Namespace) -> int:
     vectors = open_vectors(args.vectors)
     if args.out:
         if args.pairs:
-            raise InputError("--out draws groups, but --pairs prints pairs. Leave out one of them.")
+            raise InputError("--out draws groups and cannot be used with --pairs. Omit --out or --pairs.")
         check_target(args.out)
         out = Path(args.out)
         if out.exists() and any(os.path.exists(path) and out.samefile(path) for path in vectors.paths):
-            raise InputError(f"--out {out} is one of the images. Name another file.")
+            raise InputError(f"--out {out} is one of the images, which would be overwritten. Choose another file.")
     progress = Progress(comparisons(vectors), unit="comparisons")
     with progress.bar:
         if args.pairs:
@@ -83,7 +92,7 @@ def _print_groups(groups: "Mapping[str, list[Match]]", form: str) -> None:
 
 
 def _print_rows(rows: Iterable[dict[str, Any]], names: tuple[str, ...], form: str) -> None:
-    """Print rows as they come: as CSV with a header, as JSON lines, or as a pair of paths with their cosine."""
+    """Print each row as soon as it is available, as CSV, as JSON, or as a score and two paths."""
     writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
     if form == "csv":
         writer.writeheader()

@@ -31,26 +31,26 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--text",
         type=expanded,
         metavar="FILE",
-        help="write a vector for each line of a text file instead, with --model CLIP or SigLIP",
+        help="embed the lines of a text file instead, with CLIP or SigLIP",
     )
     parser.add_argument(
         "--out",
         type=expanded,
         required=True,
         metavar="FILE",
-        help=f"the file to write ({', '.join(WRITERS)}), replaced if it exists; with --engine ray, a folder",
+        help=f"{', '.join(WRITERS)} file to write",
     )
     add_layer(parser)
     parser.add_argument(
         "--patches",
         action="store_true",
-        help=f"write a vector for each patch: (images, down, across, width); only to {', '.join(PATCH_FORMATS)}",
+        help=f"write a vector for each patch, to {', '.join(PATCH_FORMATS)}",
     )
     parser.add_argument(
         "--shard",
         type=shard,
         metavar="I/N",
-        help="embed only part I of N parts, such as 3/16, in one of several jobs; each part needs its own --out",
+        help="embed only part I of N, such as 3/16; each part needs its own --out",
     )
     add_work_arguments(parser)
 
@@ -72,7 +72,10 @@ def _shape_of_vectors(model: "ViT", *, patches: bool) -> tuple[int, ...]:
     if not patches:
         return (model.config.embed_dim,)
     if hasattr(getattr(model.preprocess, "transform", None), "max_patches"):
-        raise InputError("--patches needs images of one size, but a NaFlex model keeps the aspect ratio of each image.")
+        raise InputError(
+            "--patches needs images of one size, but a NaFlex model keeps the aspect ratio of each image. Omit "
+            "--patches, or use a model with a fixed image size."
+        )
     return (*model.config.grid, model.config.dim)
 
 
@@ -82,13 +85,16 @@ def run(args: Namespace) -> int:
         return _embed_text(args)
     if args.patches and (args.engine == "ray" or Path(args.out).suffix not in PATCH_FORMATS):
         raise InputError(
-            f"--patches needs --engine local and one of {', '.join(PATCH_FORMATS)}, got {args.out}. Name another file."
+            f"--patches needs --engine local and an --out that ends in {', '.join(PATCH_FORMATS)}, got {args.out}. "
+            "Choose another file, or omit --patches."
         )
     if args.engine == "ray":
         from vitlite.cluster.jobs import embed_images
 
         if args.shard:
-            raise InputError("--shard needs --engine local. Ray distributes the images itself.")
+            raise InputError(
+                "--shard cannot be used with --engine ray, which distributes the images itself. Omit --shard."
+            )
         return run_on_ray(args, embed_images)
     check_local_options(args)
     target = Path(args.out)

@@ -23,22 +23,23 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--quick-decode",
         action="store_true",
-        help="decode large JPEGs at a reduced size (at least twice the model's image size), which is several times "
-        "faster for large photos and changes the results slightly",
+        help="decode large JPEGs at a reduced size; results change slightly",
     )
-    ray = parser.add_argument_group("several machines")
+    ray = parser.add_argument_group(
+        "several machines",
+        "With --engine ray, PATH is one folder, list or Parquet file, or its URL. --out is a folder for Parquet files.",
+    )
     ray.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="ray: run on a Ray cluster (RAY_ADDRESS) or on all cores of this machine; PATH is then one folder, list "
-        "or Parquet file, or the URL of one, and --out is a folder for Parquet files; default: %(default)s",
+        help="ray: use the cluster RAY_ADDRESS or all cores; default: %(default)s",
     )
     ray.add_argument(
         "--workers",
         type=positive,
         metavar="N",
-        help="number of processes with --engine ray; default: one per core or GPU",
+        help="processes with --engine ray; default: one per core or GPU",
     )
 
 

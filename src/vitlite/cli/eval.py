@@ -51,21 +51,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="DATA",
-        help="a folder with one subfolder per class, or with val/ or test/ that contains these subfolders, or with "
-        "CIFAR-10's .bin files (the test set is used); or a table of paths and labels",
+        help="folder with a folder per class, or val/ or test/, or a table",
     )
     parser.add_argument("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
     parser.add_argument(
         "--split",
         type=expanded_path,
         metavar="FILE",
-        help="split.json of a training run; only the images held out in that run are used",
+        help="split.json of a training run, to use only its held-out images",
     )
     parser.add_argument(
         "--out",
         type=expanded_path,
         metavar="DIR",
-        help="write eval.json (figures and misclassified images) and confusion.png to this folder",
+        help="folder for eval.json and confusion.png",
     )
     add_model_arguments(parser)
     add_speed_arguments(parser)

@@ -12,18 +12,17 @@ from vitlite.export import MIN_PATCHES, SUFFIX, Format, check_onnx_installed, ch
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite export`."""
     add_model_arguments(parser, named=True)
-    parser.add_argument("--to", choices=get_args(Format), required=True, help="the format to export to")
+    parser.add_argument("--to", choices=get_args(Format), required=True, help="format to export to")
     parser.add_argument(
         "--out",
         type=expanded,
         metavar="FILE",
-        help="the file to write, replaced if it exists; default: a new file in the current folder, such as best.onnx "
-        "for runs/pets/best",
+        help="file to write, replaced if it exists; default: a new file here",
     )
     parser.add_argument(
         "--fixed-size",
         action="store_true",
-        help="take images of one size only (--size), for quantizers and compilers that need the shape of every tensor",
+        help="accept only images of --size, for quantizers and compilers",
     )
 
 

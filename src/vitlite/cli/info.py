@@ -38,10 +38,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "name",
         type=expanded,
-        help="a name from `vitlite list`, timm's full name, a folder, a file, or a repository (owner/name)",
+        metavar="MODEL",
+        help="name (also timm's), folder, file or Hub repository (owner/name)",
     )
     add_weights(parser)
-    parser.add_argument("--json", action="store_true", help="print the record and the layers as JSON")
+    parser.add_argument("--json", action="store_true", help="print all facts and the layers as JSON")
 
 
 def run(args: Namespace) -> int:

@@ -24,10 +24,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="WORD",
-        help="part of a name, a licence or a purpose, or a pattern such as 'vit_*.dino*'; a model must match every "
-        "WORD, for example: free classification",
+        help="part of a name, licence or purpose, or a pattern ('vit_*.dino*')",
     )
-    parser.add_argument("--sort", choices=tuple(SORTS), help="best models first; default: grouped by family")
+    parser.add_argument("--sort", choices=tuple(SORTS), help="best models first; default: by family")
     parser.add_argument("--json", action="store_true", help="print all fields of each record as JSON")
 
 

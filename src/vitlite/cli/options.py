@@ -28,9 +28,9 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
         default: A description of the model that the command uses if `args.model` is None.
     """
     group = parser.add_argument_group("model")
-    what = "a name from `vitlite list`, a folder, a file, or a repository of the Hub (owner/name)"
+    what = "name, folder, file or Hub repository"
     if named:
-        parser.add_argument("model", type=expanded, metavar="MODEL", help=what)
+        parser.add_argument("model", type=expanded, metavar="MODEL", help=f"{what} (owner/name)")
     elif default:
         group.add_argument("--model", type=expanded, help=f"{what}; default: {default}")
     else:
@@ -42,22 +42,27 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
             "--max-patches",
             type=int,
             metavar="N",
-            help="of a NaFlex model: resize each image to at most this many patches; default: the model's, usually 256",
+            help="maximum number of patches per image, for NaFlex models",
         )
     group.add_argument(
-        "--size", type=image_size, metavar="PIXELS", help="an image size other than the model's, such as 384 or 384x512"
+        "--size", type=image_size, metavar="PIXELS", help="image size, such as 384 or 384x512 (height x width)"
     )
-    group.add_argument("--device", help="such as cpu, cuda, mps; default: cpu")
+    add_device(group)
+
+
+def add_device(group: ArgumentParser | _ArgumentGroup) -> None:
+    """Add --device."""
+    group.add_argument("--device", help="torch device, such as cpu, cuda or mps; default: cpu")
 
 
 def add_layer(parser: ArgumentParser) -> None:
-    """Add --layer, for commands that use the output of a block in place of the last one's."""
+    """Add --layer, which selects the block whose output a command uses."""
     parser.add_argument(
         "--layer",
         dest="last_block",
         type=int,
         metavar="N",
-        help="use the output of this block, from 0 or from the end with -1; default: the last block",
+        help="block to take the output of, counted from 0; default: the last",
     )
 
 
@@ -66,8 +71,7 @@ def add_background(group: _ArgumentGroup) -> None:
     group.add_argument(
         "--background",
         metavar="COLOUR",
-        help="white, black or #rrggbb behind transparent images; default: the model's own, usually none, which drops "
-        "alpha",
+        help="colour behind transparent images: white, black or #rrggbb",
     )
 
 
@@ -82,23 +86,26 @@ def set_background(model: "ViT", args: Namespace) -> None:
 def add_weights(group: ArgumentParser | _ArgumentGroup) -> None:
     """Add --weights."""
     group.add_argument(
-        "--weights", type=expanded, metavar="PATH", help="a file to load instead of the model's own weights"
+        "--weights", type=expanded, metavar="PATH", help="file to load instead of the model's own weights"
     )
 
 
 def add_speed_arguments(parser: ArgumentParser) -> None:
     """Add the options for speed and precision."""
     group = parser.add_argument_group("speed")
-    group.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), help="default: float32")
-    group.add_argument("--batch", type=positive, default=32, metavar="N", help="images per batch; default: %(default)s")
     group.add_argument(
-        "--fast", action="store_true", help="optimize the model first; worthwhile for about 100 images or more"
+        "--dtype",
+        choices=("float32", "bfloat16", "float16", "int8"),
+        metavar="TYPE",
+        help="%(choices)s; default: float32",
     )
+    group.add_argument("--batch", type=positive, default=32, metavar="N", help="images per batch; default: %(default)s")
+    group.add_argument("--fast", action="store_true", help="optimize the model first; worthwhile from about 100 images")
     group.add_argument(
         "--calibrate",
         type=expanded,
         metavar="FOLDER",
-        help=f"a folder of typical images for --fast --dtype int8; {CALIBRATION_IMAGES} of them are used",
+        help=f"folder of typical images for --fast --dtype int8 ({CALIBRATION_IMAGES} are used)",
     )
 
 
@@ -109,37 +116,35 @@ def add_paths(parser: ArgumentParser, *, at_least: int = 1) -> None:
         type=image_path,
         nargs="+" if at_least else "*",
         metavar="PATH",
-        help="files, folders (searched recursively), patterns such as '**/*.jpg', - for a list on standard input, or "
-        "sample for a photo that comes with vitlite",
+        help="image, folder, pattern ('**/*.jpg'), - (list on stdin) or sample",
     )
 
 
-def add_strict(parser: ArgumentParser) -> None:
+def add_strict(parser: ArgumentParser | _ArgumentGroup) -> None:
     """Add --strict."""
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="stop at the first image that cannot be read; default: skip the image, report it, and exit with code 1",
+        help="stop at the first unreadable image instead of skipping it",
     )
 
 
 def add_table_arguments(parser: ArgumentParser) -> None:
     """Add the options that say how to read a table of labels."""
     group = parser.add_argument_group("tables of labels", "DATA may be a .csv, .tsv or .parquet file")
-    group.add_argument("--path-column", metavar="NAME", help="the column of paths; default: path, file, image, ...")
+    group.add_argument("--path-column", metavar="NAME", help="column of paths; default: path, file, image, ...")
     group.add_argument(
         "--label-column",
         action="append",
         default=[],
         metavar="NAME",
-        help="the column of labels; or, given several times, the 0/1 column of each label. Default: label, class, "
-        "tags, ..., or all other columns",
+        help="column of labels, or repeat for 0/1 columns; default: label, ...",
     )
-    group.add_argument("--split-column", metavar="NAME", help="the column of train, val and test; default: split, ...")
+    group.add_argument("--split-column", metavar="NAME", help="column of train, val and test; default: split, ...")
     group.add_argument(
         "--separator",
         metavar="X",
-        help="the character between several labels of an image; default: | or ;, if labels contain one of them",
+        help="character between the labels of an image; default: | or ;",
     )
 
 

@@ -22,8 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--patch",
         type=point,
         metavar="X,Y",
-        help="draw the similarity to this patch of one image instead; fractions of the width and the height from the "
-        "top left, such as 0.5,0.25",
+        help="draw the similarity to the patch at these fractions of the image",
     )
     add_layer(parser)
     add_model_arguments(parser)
@@ -35,7 +34,8 @@ def run(args: Namespace) -> int:
     paths = find_images(args.paths, sys.stdin, say_skipped)
     check_not_an_input(Path(args.out), args, paths)
     if len(paths) > MOST or (args.patch and len(paths) != 1):
-        raise InputError(f"{len(paths)} images are too many for one sheet: at most {MOST}, and one with --patch.")
+        allowed = "exactly one image with --patch" if args.patch else f"at most {MOST} images"
+        raise InputError(f"Cannot draw {len(paths)} images. Pass {allowed}.")
     model = open_model(args)
     drawn = draw_similarity(model, paths[0], args.patch) if args.patch else draw_pca(model, paths)
     save_and_report(drawn, args.out)

@@ -18,7 +18,7 @@ def add_out(parser: ArgumentParser) -> None:
         type=expanded,
         required=True,
         metavar="PNG",
-        help="the image to write (or .pdf, .svg, .jpg); an existing file is replaced",
+        help="image to write (or .pdf, .svg, .jpg), replaced if it exists",
     )
 
 

@@ -65,15 +65,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="DATA",
-        help="a folder with one subfolder per class, of which a fifth of the images is used for testing; or a folder "
-        "with train/ and val/ (or test/) that contain these subfolders; or a table of paths and labels",
+        help="folder with a folder per class, or train/ and val/, or a table",
     )
     parser.add_argument(
         "--shots",
         type=positives,
         default="1,5,10,25",
         metavar="N,...",
-        help="also fit classifiers to this many images per class; default: %(default)s",
+        help="images per class for few-shot classifiers; default: %(default)s",
     )
     parser.add_argument(
         "--beside",
@@ -81,24 +80,24 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODEL",
-        help="another model to compare on the same images; can be given several times",
+        help="model to compare on the same images; repeatable",
     )
     parser.add_argument(
         "--out",
         type=expanded,
         metavar="PNG",
-        help="a plot of accuracy against --shots to draw; an existing file is replaced",
+        help="plot of accuracy against --shots to draw, replaced if it exists",
     )
     parser.add_argument(
         "--save",
         type=expanded_path,
         metavar="FOLDER",
-        help="save the model with the linear classifier as its head; vitlite.load and all commands open it",
+        help="folder for the model with the linear classifier as its head",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the random choice of images; default: %(default)s"
+        "--seed", type=int, default=0, metavar="N", help="seed of the choice of images; default: %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON for each model")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per model")
     add_layer(parser)
     add_model_arguments(parser)
     add_speed_arguments(parser)
@@ -144,7 +143,7 @@ def _check_save(args: Namespace) -> None:
     check_outside(args.save, args.data, "--save")
     check_overwrite(args.save)
     if args.dtype not in (None, "float32"):
-        raise InputError(f"--save needs vectors in float32, got --dtype {args.dtype}. Leave out --dtype.")
+        raise InputError(f"--save needs vectors in float32, got --dtype {args.dtype}. Omit --dtype.")
 
 
 def _find_labelled(data: "Data", seed: int) -> LabelledImages:

@@ -23,22 +23,21 @@ if TYPE_CHECKING:
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the arguments of `vitlite search`."""
     parser.add_argument(
-        "vectors", type=expanded, metavar="VECTORS", help="a .safetensors file written by `vitlite embed`"
+        "vectors", type=expanded, metavar="VECTORS", help=".safetensors file written by `vitlite embed`"
     )
     parser.add_argument(
         "queries",
         type=image_path,
         nargs="+",
         metavar="QUERY",
-        help="images (files, folders, patterns, - for a list on standard input, or sample), or words, such as 'red car"
-        " at night', if CLIP or SigLIP made the vectors",
+        help="image, folder, pattern, - (list on stdin), or words (CLIP, SigLIP)",
     )
-    parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches per image; default: %(default)s")
+    parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches per query; default: %(default)s")
+    parser.add_argument("--out", type=expanded, metavar="JPG", help="contact sheet to draw, replaced if it exists")
     parser.add_argument(
-        "--out", type=expanded, metavar="JPG", help="a contact sheet to draw; an existing file is replaced"
+        "--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s"
     )
-    parser.add_argument("--format", choices=("table", "jsonl"), default="table", help="default: %(default)s")
-    add_model_arguments(parser, default="the model that made the vectors")
+    add_model_arguments(parser, default="the model of VECTORS")
 
 
 def run(args: Namespace) -> int:
@@ -54,7 +53,7 @@ def run(args: Namespace) -> int:
     sentences = [query for query in args.queries if _is_text(query)]
     args.paths = [query for query in args.queries if query not in sentences]
     if sentences and args.out:
-        raise InputError("--out draws only what images find, not words. Omit --out, or the words.")
+        raise InputError("--out draws only the matches of images, not of words. Omit --out, or the words.")
     images = find_images(args.paths, sys.stdin, say_skipped) if args.paths else []
     if args.out:
         check_not_an_input(Path(args.out), args, chain(images, vectors.paths))

@@ -9,6 +9,7 @@ import torch
 from vitlite.checkpoints.metadata import transform_from_record
 from vitlite.cli.options import (
     add_background,
+    add_device,
     add_strict,
     add_table_arguments,
     check_device,
@@ -55,7 +56,7 @@ from vitlite.training.split import (
 from vitlite.training.trainer import check_folder, train
 from vitlite.zoo import registry
 
-CLASSES = "a file that lists the class folders or labels in the order of the model's classes, one per line"
+CLASSES = "file with the class folders or labels, in the model's order"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -65,56 +66,70 @@ def add_arguments(parser: ArgumentParser) -> None:
         "data",
         type=expanded_path,
         metavar="DATA",
-        help="a folder with one subfolder per class, or with train/ and val/ that contain these subfolders, or with "
-        "CIFAR-10's .bin files; or a table of paths and labels",
+        help="folder with a folder per class, or train/ and val/, or a table",
     )
-    model = "a name from `vitlite list`, a folder or a file; with --weights none, also a preset"
-    weights = "initial weights, or none for random weights; default: the weights of the model"
-    out = "folder for checkpoints, log and state; if the folder contains an interrupted run, it is resumed"
-    add("--model", type=expanded, required=True, help=model)
+    out = "folder of the run; an interrupted run is resumed"
     add("--out", type=expanded_path, required=True, metavar="DIR", help=out)
-    add("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
-    held = f"share of each class to hold out if there are no val images; default: {SHARE}"
-    add("--val-share", type=float, metavar="X", help=held)
-    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     add("--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s")
     add(
         "--save-every",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="minimum time between two saves of the state; default: %(default)s",
+        help="minimum time between saves of the state; default: %(default)s",
     )
-    add_strict(parser)
+    add("--seed", type=int, default=0, metavar="N", help="seed of all random numbers; default: %(default)s")
+
+    group = parser.add_argument_group("data")
+    add = group.add_argument
+    held = f"share of each class held out without val images; default: {SHARE}"
+    add("--val-share", type=float, metavar="X", help=held)
+    add("--classes", type=expanded_path, metavar="FILE", help=CLASSES)
+    add_strict(group)
     add_table_arguments(parser)
 
     group = parser.add_argument_group("model")
     add = group.add_argument
-    add("--weights", type=expanded, metavar="none|PATH", help=weights)
+    add("--model", type=expanded, required=True, help="name, folder or file; a preset with --weights none")
+    add(
+        "--weights",
+        type=expanded,
+        metavar="none|PATH",
+        help="initial weights, or none for random ones; default: the model's",
+    )
     add("--frozen", action="store_true", help="train the head only")
-    add("--size", type=image_size, metavar="PIXELS", help="an image size other than the model's")
-    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's own, usually 0")
+    add("--size", type=image_size, metavar="PIXELS", help="image size, such as 384 or 384x512 (height x width)")
+    add("--drop-path", type=float, metavar="X", help="stochastic depth; default: the model's, usually 0")
     add_background(group)
 
     add = parser.add_argument_group("optimization").add_argument
-    epochs = f"passes over the images; default: {usual_epochs(FEW)}, or {usual_epochs(1)} for fewer than {FEW} images"
-    batch = f"most images per step; default: {usual_batch(FEW)}, or {usual_batch(1)} for fewer than {FEW} images"
+    epochs = f"epochs; default: {usual_epochs(FEW)}, or {usual_epochs(1)} for fewer than {FEW} images"
+    batch = f"images per step; default: {usual_batch(FEW)}, or {usual_batch(1)} for fewer than {FEW} images"
     add("--epochs", type=positive, metavar="N", help=epochs)
-    add(
-        "--patience", type=positive, default=0, metavar="EPOCHS", help="stop after this many epochs without improvement"
-    )
+    add("--patience", type=positive, default=0, metavar="N", help="stop after N epochs without improvement")
     add("--batch", type=positive, metavar="N", help=batch)
-    add("--optimizer", choices=("adamw", "muon"), help="default: muon with random weights, otherwise adamw")
-    add("--lr", type=float, metavar="X", help="default: 3e-3 for muon, 3e-4 for adamw, 1e-3 with --frozen")
-    add("--layer-decay", type=float, metavar="X", help="default: 1 with random weights, otherwise 0.75")
-    add("--weight-decay", type=float, default=default.weight_decay, metavar="X", help="default: %(default)s")
+    add("--optimizer", choices=("adamw", "muon"), help="default: adamw, or muon with random weights")
+    add("--lr", type=float, metavar="X", help="learning rate; default: adamw 3e-4, muon 3e-3, --frozen 1e-3")
+    add(
+        "--layer-decay",
+        type=float,
+        metavar="X",
+        help="learning-rate factor per block; default: 0.75 (random weights: 1)",
+    )
+    add(
+        "--weight-decay",
+        type=float,
+        default=default.weight_decay,
+        metavar="X",
+        help="weight decay; default: %(default)s",
+    )
     add("--smoothing", type=float, default=default.smoothing, metavar="X", help="label smoothing; default: %(default)s")
     add(
         "--clip",
         type=float,
         default=default.clip,
         metavar="X",
-        help="maximum norm of the gradient; default: %(default)s",
+        help="maximum gradient norm; default: %(default)s",
     )
     add(
         "--ema",
@@ -123,20 +138,29 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="X",
         help="decay of the averaged weights; default: %(default)s",
     )
-    add("--augment", choices=tuple(STRENGTHS), default="weak", help="augmentation; default: %(default)s")
-    add("--balance", action="store_true", help="give all classes the same weight, regardless of size")
+    add(
+        "--augment", choices=tuple(STRENGTHS), default="weak", metavar="LEVEL", help="%(choices)s; default: %(default)s"
+    )
+    add("--balance", action="store_true", help="give small and large classes the same weight")
 
-    add = parser.add_argument_group("speed and memory").add_argument
-    add("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="default: %(default)s")
-    add("--device", help="such as cpu, cuda, mps; default: cpu")
+    group = parser.add_argument_group("speed and memory")
+    add = group.add_argument
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="bfloat16",
+        metavar="TYPE",
+        help="%(choices)s; default: %(default)s",
+    )
+    add_device(group)
     add(
         "--accumulate",
         type=positive,
         default=1,
         metavar="N",
-        help="compute each batch in this many parts, to save memory",
+        help="compute each batch in N parts, to save memory",
     )
-    add("--checkpointing", action="store_true", help="recompute blocks instead of storing them, to save memory")
+    add("--checkpointing", action="store_true", help="recompute activations instead of storing them, to save memory")
 
 
 def run(args: Namespace) -> int:

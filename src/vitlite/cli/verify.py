@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=expanded,
         nargs="*",
         metavar="NAME|PATH",
-        help="checkpoints or files; default: all checkpoints in the cache",
+        help="checkpoint or file; default: all cached checkpoints",
     )
 
 
