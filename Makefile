@@ -40,7 +40,7 @@ docs: .venv/docs.stamp  ## generated tables, then the site in site/
 	$(BIN)/python docs/fetch_katex.py
 	$(BIN)/mkdocs build
 
-bench: .venv/dev.stamp  ## speed beside the other libraries, written into docs/
+bench: .venv/dev.stamp  ## speed beside the other libraries, written into docs/lab_notes/
 	$(BIN)/python benchmarks/libraries.py
 
 pin: .venv/dev.stamp  ## commit and sha256 of checkpoints that have none

@@ -2,8 +2,8 @@
 
     python benchmarks/libraries.py [--models vit_tiny_16 --batch 1 --peers timm --rounds 1 --quick --out FOLDER]
 
-Without options it takes about 25 minutes on two cores, and writes docs/speed_table.md, speed.json and speed.svg. How
-fast vitlite alone is on a machine, and what to use there, is what `vitlite bench` says.
+Without options it takes about 25 minutes on two cores, and writes speed_table.md, speed.json and speed.svg into
+docs/lab_notes. To measure vitlite alone, and to see what to use on a machine, run `vitlite bench`.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from vitlite.nn.vit import ViT
 from vitlite.presets import preset
 from vitlite.storage import write_text
 
-DOCS = Path(__file__).parents[1] / "docs"
+LAB_NOTES = Path(__file__).parents[1] / "docs" / "lab_notes"
 # Model, pixels, and batches.
 CELLS = [
     ("vit_base_16", 224, (1, 8, 32)),
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--peers", default=",".join(PEERS), metavar="NAME,...", help=f"of: {names}; default: all that are installed")
     add("--rounds", type=positive, default=10, metavar="N", help="turns of each benchmark; default: 10")
     add("--quick", action="store_true", help="speed alone: neither creation nor growth")
-    add("--out", type=Path, default=DOCS, metavar="FOLDER", help="where table and plot go; default: docs")
+    add("--out", type=Path, default=LAB_NOTES, metavar="FOLDER", help="folder of the results; default: docs/lab_notes")
     return parser
 
 

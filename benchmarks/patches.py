@@ -1,4 +1,4 @@
-"""How long a FlexiViT takes by the size of its patches, beside patches of 16 pixels: docs/patches.json.
+"""How long a FlexiViT takes by the size of its patches, beside patches of 16 pixels: docs/lab_notes/patches.json.
 
     python benchmarks/patches.py
 

@@ -11,7 +11,7 @@ from sections import write_section
 from vitlite.presets import preset
 
 ROOT = Path(__file__).parents[1]
-PAGE, SPEED = ROOT / "docs" / "distributed.md", ROOT / "docs" / "speed.json"
+PAGE, SPEED = ROOT / "docs" / "distributed.md", ROOT / "docs" / "lab_notes" / "speed.json"
 BEGIN, END = "<!-- costs -->\n", "<!-- end of costs -->\n"
 MODELS = ("vit_tiny_16", "vit_small_16", "vit_base_16", "vit_large_16")
 PICTURES = 100_000_000

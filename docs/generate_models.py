@@ -21,7 +21,7 @@ from vitlite.zoo.registry import Record
 
 DOCS = Path(__file__).parent
 PAGE, PLOT = DOCS / "models.md", DOCS / "images" / "accuracy.svg"
-SPEED = DOCS / "speed.json"  # of benchmarks/libraries.py
+SPEED = DOCS / "lab_notes" / "speed.json"  # of benchmarks/libraries.py
 LEAST = 60.0  # percent, of what is drawn
 FAMILIES = (  # timm's modules of Vision Transformers
     "vision_transformer", "vision_transformer_hybrid", "vision_transformer_relpos", "vision_transformer_sam", "deit",

@@ -1,6 +1,6 @@
 """Writes the table of docs/sizes.md that says what FlexiViT costs by its patches; with --check only if it is stale.
 
-The times are those of docs/patches.json, which benchmarks/patches.py measures.
+The times are those of docs/lab_notes/patches.json, which benchmarks/patches.py measures.
 """
 
 import json
@@ -14,7 +14,7 @@ from vitlite.nn.costs import gmacs
 from vitlite.zoo import registry
 
 PAGE = Path(__file__).with_name("sizes.md")
-TIMES = Path(__file__).with_name("patches.json")
+TIMES = Path(__file__).parent / "lab_notes" / "patches.json"
 BEGIN, END = "<!-- patches: docs/generate_sizes.py -->", "<!-- end of patches -->"
 NAME = "vit_small_16.flexivit_1200ep_in1k_240"
 PATCHES = (8, 10, 12, 15, 16, 20, 24, 30, 40, 48)  # the paper's, on images of 240 pixels

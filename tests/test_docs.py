@@ -327,7 +327,7 @@ def test_navigation_has_every_page() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     listed = set(re.findall(r"([\w/-]+\.md)", nav))
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
-    assert listed == pages - {"speed_table.md"}  # which why_fast.md links to
+    assert listed == pages
 
 
 def test_every_page_says_what_kind_it_is_and_for_whom() -> None:

@@ -68,7 +68,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_it_is_written_into_the_docs_of_the_repository() -> None:
-    assert libraries._parser().parse_args([]).out.samefile(BENCHMARKS.parent / "docs")
+    assert libraries._parser().parse_args([]).out.samefile(BENCHMARKS.parent / "docs" / "lab_notes")
 
 
 def test_what_cannot_be_measured_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
