@@ -142,15 +142,15 @@ def test_another_head_is_not_taken_for_the_projection(joint: tuple[Any, Path]) -
     if vitlite.load(joint[1]).config.num_classes:  # CLIP needs the projection
         models.append(vitlite.load(joint[1], num_classes=0))
     for model in models:
-        with pytest.raises(InputError, match="differs from that of its checkpoint"):
+        with pytest.raises(InputError, match="head or its pooling differs from that of its checkpoint"):
             vitlite.with_labels(model, LABELS)
 
 
 @pytest.mark.parametrize(
     ("labels", "template", "message"),
     [
-        (["Cat", "dog", "cat"], "a {}", r"labels 'Cat' and 'cat' are the same .* reads both as 'cat'"),
-        (["cat", "  "], "a {}", r"label '  ' is empty"),
+        (["Cat", "dog", "cat"], "a {}", r"reads the labels 'Cat' and 'cat' both as 'cat'"),
+        (["cat", "  "], "a {}", r"reads the label '  ' as an empty text"),
         ([], "a {}", r"at least one label, got \[\]"),
         ("cat", "a {}", r"at least one label, got 'cat'"),
         (["cat"], "a photo", r"one \{\} for the label, or 'imagenet', got 'a photo'"),
@@ -168,7 +168,7 @@ def test_labels_that_differ_in_punctuation_are_equal_for_siglip(joint: tuple[Any
     if model.config.num_classes:
         assert vitlite.with_labels(model, labels).labels == ("red-car", "redcar")
     else:
-        with pytest.raises(InputError, match="'red-car' and 'redcar' are the same"):
+        with pytest.raises(InputError, match="'red-car' and 'redcar' both as 'redcar'"):
             vitlite.with_labels(model, labels)
 
 
@@ -200,13 +200,13 @@ def _changed(**changes: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_without_tokenizer, r"no tokenizer\.json beside .* transformers can write tokenizer\.json from spiece\.model"),
-        (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "gives None as eos_token"),
+        (_without_tokenizer, r"no tokenizer\.json beside .* To create tokenizer\.json from spiece\.model, call"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "sets eos_token to None"),
         (_changed(hidden_act="relu"), "hidden_act is 'relu'"),
         (_changed(hidden_size="wide"), "hidden_size must be a non-negative integer"),
-        (_changed(max_position_embeddings=33), "reads 33"),
+        (_changed(max_position_embeddings=33), "expected 33"),
         (_changed(num_attention_heads=3), "not a multiple of the width of its heads, 10"),
-        (_other_tokenizer, "knows only [0-9]+ tokens"),
+        (_other_tokenizer, "has only [0-9]+ tokens"),
     ],
 )
 def test_wrong_files_are_errors(

@@ -1,4 +1,4 @@
-"""Preprocess images for NaFlex models, such as SigLIP 2's, which see each image with its own aspect ratio."""
+"""Preprocess images for NaFlex models such as those of SigLIP 2, which keep the aspect ratio of each image."""
 
 import math
 from dataclasses import dataclass, replace
@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from vitlite.errors import ConfigError
 from vitlite.images.transform import Mode, TransformConfig
 
-PRECISION = 1e-5  # of the search for the scale of an image, in timm and in transformers
-LARGEST_SCALE = 100.0  # there, too
+PRECISION = 1e-5  # of the search for the scale of an image, as in timm and transformers
+LARGEST_SCALE = 100.0  # upper limit of this search, as in timm and transformers
 LARGEST = {"max_patches": 2**16, "patch_size": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
 class NaFlexTransform(TransformConfig):
-    """Resize each image to whole patches, of which there are at most `max_patches`, and normalise. There is no crop.
+    """Resize each image to at most `max_patches` whole patches, without a crop, and normalise it.
 
-    The images of a model can have different shapes, so that a list of images may not fit in one batch.
+    Resized images can have different shapes, so a list of images may not fit in one batch.
 
     >>> naflex = NaFlexTransform(size=(256, 256), interpolation="bilinear", mean=(0.5,), std=(0.5,))
     >>> naflex.resized(300, 451)
@@ -23,7 +23,7 @@ class NaFlexTransform(TransformConfig):
     """
 
     mode: Mode = "squash"
-    resize: tuple[int, int] = (1, 1)  # computed: the square with `max_patches` patches, or `size`
+    resize: tuple[int, int] = (1, 1)  # computed as a square of `max_patches` patches, but at least `size`
     max_patches: int = 256
     patch_size: int = 16
 
@@ -37,9 +37,9 @@ class NaFlexTransform(TransformConfig):
         super().__post_init__()
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of an image of the given size after resizing: as large as `max_patches` allows.
+        """Return the largest height and width that `max_patches` allows for an image, in whole patches.
 
-        timm and transformers find the scale by the same bisection, and then round both sides up to whole patches.
+        As in timm and transformers, the scale is found by bisection, and both sides are rounded up to whole patches.
         """
 
         def grid(scale: float) -> tuple[int, int]:
@@ -58,12 +58,12 @@ class NaFlexTransform(TransformConfig):
         return 0, 0, width, height
 
     def scaled(self, size: tuple[int, int]) -> TransformConfig:
-        """Return the transform for a model of another image size, with as many patches as an image of this size has."""
+        """Return the transform for another image size. `max_patches` becomes the number of patches of this size."""
         patches = math.prod(side // self.patch_size for side in size)
         return replace(self, size=size, max_patches=patches)
 
     def squashed(self) -> TransformConfig:
-        """Return a transform that resizes all images to `size`, as training needs."""
+        """Return a transform that resizes every image to exactly `size`, which training needs."""
         return TransformConfig(
             size=self.size, resize=self.size, mode="squash", interpolation=self.interpolation, mean=self.mean,
             std=self.std, scale=self.scale, background=self.background,

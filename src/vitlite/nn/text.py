@@ -21,19 +21,19 @@ from vitlite.nn.layers import Attention, Block, linear
 class TextConfig:
     """The configuration of a text tower."""
 
-    vocabulary: int = 49408
-    context: int = 77  # number of tokens of every sentence, after padding
-    dim: int = 512
-    depth: int = 12
-    heads: int = 8
-    mlp_dim: int = 2048
-    mlp: Mlp = "gelu"
-    norm_eps: float = 1e-5
-    causal: bool = True  # a token attends only to itself and the tokens before it
-    pool: Literal["argmax", "eos", "last"] = "argmax"  # see TextRecord
-    eos: int = 0  # the id for pool="eos"
-    embed_dim: int = 512
-    projection: Literal["none", "linear", "bias"] = "linear"  # the last layer, without or with a bias
+    vocabulary: int  # number of token ids
+    context: int  # number of tokens of every sentence, after padding
+    dim: int
+    depth: int
+    heads: int
+    mlp_dim: int
+    mlp: Mlp
+    norm_eps: float
+    causal: bool  # if True, a token attends only to itself and the tokens before it
+    pool: Literal["argmax", "eos", "last"]  # see TextRecord
+    eos: int  # the token id for pool="eos"
+    embed_dim: int  # width of the vector of a sentence
+    projection: Literal["none", "linear", "bias"]  # no projection, or one without or with a bias
 
 
 class CausalAttention(Attention):

@@ -1,1 +1,1 @@
-"""The text half of CLIP and SigLIP: sentences become vectors, and the vectors of labels become the head of a model."""
+"""Turn sentences into vectors with the text half of CLIP or SigLIP, and use the vectors of labels as a model's head."""

@@ -1,4 +1,4 @@
-"""Find and open the text half of the checkpoint that a model came from."""
+"""Open the text half of the checkpoint from which a model was created."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,9 +33,9 @@ TEXT_TYPES = {
     "hidden_size": COUNT, "num_attention_heads": COUNT, "max_position_embeddings": COUNT, "layer_norm_eps": NUMBER,
     "hidden_act": STRING,
 }  # fmt: skip
-WIDTHS = {CLIP: 512, SIGLIP: 768}  # transformers' defaults, with heads of width 64
-OLD_EOS = 2  # transformers' wrong id of CLIP's end of text, with which it pools the largest id
-BATCH = 64  # sentences
+WIDTHS = {CLIP: 512, SIGLIP: 768}  # default hidden_size in transformers; by default, a head has a width of 64
+OLD_EOS = 2  # wrong id of the end of text in old CLIP configs, for which transformers pools the token of largest id
+BATCH = 64  # number of sentences that the text tower computes at once
 
 
 class TextHalf(NamedTuple):
@@ -51,8 +51,8 @@ class TextHalf(NamedTuple):
         ids, vocabulary = self.tokenizer(sentences), self.weights.tower.config.vocabulary
         if ids.numel() and int(ids.max()) >= vocabulary:
             raise CheckpointError(
-                f"The tokenizer does not fit the text tower, which knows only {vocabulary} tokens. Use a tokenizer and "
-                "weights from the same checkpoint."
+                f"The tokenizer returned the token id {int(ids.max())}, but the text tower has only {vocabulary} "
+                "tokens. Use a tokenizer and weights from the same checkpoint."
             )
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             found = [self.weights.tower(part) for part in torch.split(ids, BATCH)]
@@ -60,7 +60,7 @@ class TextHalf(NamedTuple):
 
 
 def open_text_half(model: "ViT") -> TextHalf:
-    """Open the text half of the checkpoint that a model came from, and download it first if necessary.
+    """Open the text half of the checkpoint from which a model was created, and download it if necessary.
 
     Raises:
         InputError: The checkpoint has no text half.
@@ -76,7 +76,7 @@ def open_text_half(model: "ViT") -> TextHalf:
         )
     if source.name is not None and source.repo == registry.find(source.name).repo:
         return half_of_repository(text_record(source.name))
-    if source.path.suffix != ".json":  # an index of shards has no hash of its own
+    if source.path.suffix != ".json":  # the index of shards, which `sha256` does not cover
         check_sha256(source.path, source.sha256)
     if source.name is not None:  # like=
         record = text_record(source.name)
@@ -89,7 +89,7 @@ def open_text_half(model: "ViT") -> TextHalf:
 
 
 def half_of_repository(record: TextRecord) -> TextHalf:
-    """Open the text half of a record of the zoo. It is downloaded, unless it is in the cache."""
+    """Open the text half of a checkpoint in the zoo, and download it unless it is in the cache."""
     weights, vocabulary = fetch_text_half(record)
     return TextHalf(read_text_tower(weights.path, record), Tokenizer(open_vocabulary(vocabulary.path), record))
 
@@ -97,7 +97,7 @@ def half_of_repository(record: TextRecord) -> TextHalf:
 def fetch_text_half(
     record: TextRecord, *, prefer_cache: bool = True
 ) -> tuple[download.Downloaded, download.Downloaded]:
-    """Return the verified joint weights and tokenizer of a record of the zoo.
+    """Return the verified joint weights and tokenizer of a checkpoint in the zoo.
 
     Raises:
         CheckpointError: The repository has no weights that vitlite can read.
@@ -116,10 +116,10 @@ def fetch_text_half(
 
 
 def _files_beside(source: "Source") -> dict[str, Path]:
-    """Return the paths, by name, of the files of transformers that are in the folder of the weights.
+    """Return the paths, by file name, of the config and the tokenizer in the folder of the weights.
 
     Raises:
-        InputError: There are no such files.
+        InputError: One of the files is missing.
     """
     paths = {}
     for name in (CONFIG, TOKENIZER, TOKENIZER_CONFIG):
@@ -131,8 +131,8 @@ def _files_beside(source: "Source") -> dict[str, Path]:
         hint = ""
         if TOKENIZER in missing and (source.path.parent / "spiece.model").exists():
             hint = (
-                f" transformers can write {TOKENIZER} from spiece.model: "
-                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
+                f" To create {TOKENIZER} from spiece.model, call "
+                "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)."
             )
         raise InputError(
             f"The model cannot read text, because there is no {' and no '.join(missing)} beside "
@@ -142,7 +142,7 @@ def _files_beside(source: "Source") -> dict[str, Path]:
 
 
 def _record_from_transformers(paths: Mapping[str, Path], vocabulary: "tokenizers.Tokenizer") -> TextRecord:
-    """Read the record of a text half from config.json and tokenizer_config.json.
+    """Return the record of a text half that config.json and tokenizer_config.json describe.
 
     Raises:
         InputError: The files describe a model without a text half.
@@ -153,8 +153,9 @@ def _record_from_transformers(paths: Mapping[str, Path], vocabulary: "tokenizers
     family = {"clip": CLIP, "siglip": SIGLIP}.get(str(config.get("model_type")))
     if family is None or not isinstance(text, dict):
         raise InputError(
-            f"The model cannot read text: {paths[CONFIG]} describes a model of type {config.get('model_type')!r} "
-            "without a text half that vitlite supports. Use a complete CLIPModel or SiglipModel."
+            f"The model cannot read text, because {paths[CONFIG]} describes a model of type "
+            f"{config.get('model_type')!r} without a text half that vitlite supports. Use a complete CLIPModel or "
+            "SiglipModel."
         )
     check_types(text, TEXT_TYPES, "text_config.")
     special = read_json(paths[TOKENIZER_CONFIG])
@@ -183,7 +184,7 @@ def _special_id(special: Mapping[str, Any], name: str, vocabulary: "tokenizers.T
     found = vocabulary.token_to_id(content) if isinstance(content, str) else None
     if found is None:
         raise CheckpointError(
-            f"{TOKENIZER_CONFIG} gives {content!r} as {name}, but {TOKENIZER} has no such token. Use files from the "
-            "same checkpoint."
+            f"{TOKENIZER_CONFIG} sets {name} to {content!r}, but {TOKENIZER} does not contain this token. Use files "
+            "from the same checkpoint."
         )
     return found

@@ -1,4 +1,4 @@
-"""Give a model the classes that a list of labels names, without training (zero-shot classification)."""
+"""Give a model your own labels without training (zero-shot classification)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str] = "a photo of a {}") -> ViT:
-    """Return a model that classifies images by labels of your own, without training.
+    """Return a model that classifies images by your own labels, without training.
 
-    The text half of the checkpoint turns each label into a vector once, and these vectors become the head. The new
-    model is an ordinary classifier: it can be saved, optimized and exported. Scores are those that the checkpoint was
-    trained for: CLIP's sum to 1 over all labels, and SigLIP's are one probability for each label.
+    The text half of the checkpoint turns each label into a vector, and these vectors become the head. The new model is
+    an ordinary classifier, which can be saved, optimized and exported. The scores of CLIP sum to 1 over all labels.
+    SigLIP gives each label a separate probability.
 
     Args:
         model: A CLIP or SigLIP checkpoint of the zoo, or a CLIPModel or SiglipModel of transformers. It stays
             unchanged, and the new model shares its weights.
         labels: The names of the classes.
-        template: A sentence with {} for the label; a list of sentences, whose vectors are averaged; or "imagenet" for
+        template: A sentence with {} for the label, a list of sentences whose vectors are averaged, or "imagenet" for
             the 80 sentences that OpenAI used for ImageNet.
 
     Raises:
@@ -52,10 +52,10 @@ def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str]
 
 
 def _check_labels(labels: Sequence[str], half: TextHalf) -> None:
-    """Check that all labels are different strings after the preparation for the tokenizer.
+    """Check that all labels are different after the text cleaning of the tokenizer.
 
     Raises:
-        InputError: They are not.
+        InputError: There are no labels, a label is empty, or two labels are the same after the cleaning.
     """
     if isinstance(labels, str) or not labels:
         raise InputError(f"labels must be a list of at least one label, got {labels!r}.")
@@ -63,11 +63,10 @@ def _check_labels(labels: Sequence[str], half: TextHalf) -> None:
     for label in labels:
         text = half.tokenizer.clean(label)
         if not text:
-            raise InputError(f"The label {label!r} is empty for this checkpoint. Use letters or digits.")
+            raise InputError(f"This checkpoint reads the label {label!r} as an empty text. Use letters or digits.")
         if text in seen:
             raise InputError(
-                f"The labels {seen[text]!r} and {label!r} are the same for this checkpoint, which reads both as "
-                f"{text!r}. Remove one of them."
+                f"This checkpoint reads the labels {seen[text]!r} and {label!r} both as {text!r}. Remove one of them."
             )
         seen[text] = label
 
@@ -85,11 +84,11 @@ def _templates(template: str | Sequence[str]) -> Sequence[str]:
 
 
 def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint: "JointWeights") -> ViT:
-    """Return a model that shares the image tower, with label vectors (k, e) as the head."""
+    """Return a model with the same image tower and with the vectors of the labels (k, e) as its head."""
     projection, width = projection_of(model, joint), vectors.shape[1]
     config = model.config.replace(num_classes=len(labels), cosine_head=width if projection is not None else 0)
     new = model_on_meta(config)
-    # Detached, because load_state_dict would change `requires_grad` of the parameters of the caller's model.
+    # Detach the parameters, because load_state_dict would change their `requires_grad` in the caller's model.
     state = {name: weight.detach() for name, weight in model.named_parameters() if not name.startswith("head.")}
     if projection is not None:
         state |= {"head.proj.weight": projection.weight.detach(), "head.proj.bias": projection.bias.detach()}
@@ -101,17 +100,17 @@ def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint
     new.scores = "softmax" if joint.bias is None else "sigmoid"
     new.source = model.source
     new.preprocess = model.preprocess
-    new.loaded_sample = model.loaded_sample  # the same vectors as those of the model
+    new.loaded_sample = model.loaded_sample  # which leaves out the head, so it is still valid
     return new.train(model.training)
 
 
 def projection_of(model: ViT, joint: "JointWeights") -> nn.Linear | None:
-    """Return the projection of the image vectors (CLIP), or None (SigLIP).
+    """Return the projection of the image vectors for CLIP, or None for SigLIP, which has none.
 
     Raises:
-        InputError: The model has another head than the checkpoint, or vectors of another width than the text half.
+        InputError: The head differs from that of the checkpoint, or the vectors are not as wide as those of the text.
     """
-    head = model.head.proj if isinstance(model.head, CosineHead) else model.head  # CosineHead: labels were given before
+    head = model.head.proj if isinstance(model.head, CosineHead) else model.head  # CosineHead is from `with_labels`
     projection = head if isinstance(head, nn.Linear) else None
     is_clip = joint.bias is None
     width = model.config.embed_dim if projection is None else projection.out_features
@@ -119,8 +118,7 @@ def projection_of(model: ViT, joint: "JointWeights") -> nn.Linear | None:
     is_new = is_new or (projection is not None and not projection.weight.any())  # after reset_head
     if is_clip != (projection is not None) or is_new or width != joint.tower.config.embed_dim:
         raise InputError(
-            "The head or the pooling of the model differs from that of its checkpoint, so the vectors of the model "
-            "cannot be compared with text. Create the model without num_classes= and pool=, and without "
-            "calling reset_head."
+            "The vectors of the model cannot be compared with text, because its head or its pooling differs from that "
+            "of its checkpoint. Create the model without num_classes= and pool=, and do not call reset_head."
         )
     return projection

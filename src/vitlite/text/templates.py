@@ -1,7 +1,7 @@
-"""Sentences for labels, by name.
+"""Named lists of sentences with {} for a label.
 
-"imagenet" are the 80 sentences of OpenAI's CLIP for ImageNet, from notebooks/Prompt_Engineering_for_ImageNet.ipynb in
-github.com/openai/CLIP. Copyright (c) 2021 OpenAI, MIT License.
+"imagenet" is the list of 80 sentences that OpenAI used for ImageNet. It comes from
+notebooks/Prompt_Engineering_for_ImageNet.ipynb in github.com/openai/CLIP. Copyright (c) 2021 OpenAI, MIT License.
 """
 
 TEMPLATES = {

@@ -1,4 +1,4 @@
-"""Turn sentences into token ids, prepared as they were when the checkpoint was trained."""
+"""Turn sentences into token ids, with the text cleaning that was used to train the checkpoint."""
 
 import html
 import string
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 WITHOUT_PUNCTUATION = str.maketrans("_", " ", string.punctuation.replace("_", ""))
-SHOWN = 60  # characters of a sentence in an error
+SHOWN = 60  # maximum number of characters of a sentence in an error
 
 
 def open_vocabulary(file: Path) -> "tokenizers.Tokenizer":
@@ -33,15 +33,19 @@ def open_vocabulary(file: Path) -> "tokenizers.Tokenizer":
         raise missing_extra("Reading text", "text") from error
     try:
         return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises no type of its own
+    except Exception as error:  # tokenizers raises plain Exceptions
         raise CheckpointError(f"{file} is damaged or not a tokenizer.json ({error}). Download it again.") from None
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint: sentences -> ids (b, context)."""
+    """The tokenizer of a checkpoint, which turns sentences into token ids (b, context).
+
+    Args:
+        vocabulary: The result of `open_vocabulary`.
+        record: The text cleaning, the special tokens and the context of the checkpoint.
+    """
 
     def __init__(self, vocabulary: "tokenizers.Tokenizer", record: TextRecord) -> None:
-        """Prepare sentences as the record says, and split them with the result of `open_vocabulary`."""
         self._vocabulary = vocabulary
         self._vocabulary.no_padding()
         self._vocabulary.no_truncation()
@@ -49,7 +53,7 @@ class Tokenizer:
         self.record = record
 
     def clean(self, sentence: str) -> str:
-        """Return the sentence as the checkpoint was trained to read it."""
+        """Clean a sentence in the same way as for the training of the checkpoint."""
         import ftfy
 
         if not isinstance(sentence, str):

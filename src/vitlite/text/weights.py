@@ -1,4 +1,7 @@
-"""Read the text tower of a joint checkpoint, strictly, from the files of open_clip, OpenAI and transformers."""
+"""Read the text tower of a joint checkpoint, which contains an image tower and a text tower.
+
+The files of open_clip, OpenAI and transformers are supported. Unknown tensors in a file are an error.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,7 @@ from vitlite.zoo.text import TextRecord
 
 FORMATS, _ = read_formats("text_formats.txt")
 IMAGE_HALF = ("visual.", "vision_model.", "visual_projection.")
-UNUSED = (  # of the text half, without effect on the vectors
+UNUSED = (  # tensors that are not part of the text tower
     "attn_mask", "text.attn_mask", "input_resolution", "context_length", "vocab_size", "logit_scale", "logit_bias",
     "text_model.embeddings.position_ids",
 )  # fmt: skip
@@ -25,23 +28,26 @@ UNUSED = (  # of the text half, without effect on the vectors
 
 @dataclass(frozen=True)
 class JointWeights:
-    """The text tower of a joint checkpoint, and how the checkpoint turns cosines into logits."""
+    """The text tower of a joint checkpoint, and the scale and bias that turn cosine similarities into logits."""
 
     tower: TextTower
     scale: float  # logits = scale * cosine + bias
-    bias: float | None  # None: the checkpoint was trained with softmax, otherwise with sigmoid
+    bias: float | None  # None for a checkpoint that was trained with softmax rather than sigmoid
 
 
 def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
     """Read the text tower and the logit scale from a joint checkpoint. The tensors of the image tower are not read.
 
     Raises:
-        CheckpointError: The file has no text tower, or a text tower that vitlite does not support.
+        CheckpointError: The file has no text tower, or vitlite does not support the text tower.
     """
     with open_weights(path) as file, torch.device("cpu"):
         found = _find_format(file)
         if found is None:
-            raise CheckpointError(f"{file.path} has no text tower of CLIP or SigLIP. Pass a joint checkpoint.")
+            raise CheckpointError(
+                f"{file.path} has no text tower of CLIP or SigLIP. Use a checkpoint with an image tower and a text "
+                "tower."
+            )
         text_format, prefix = found
         names = _names(file, text_format, prefix)
         extra = [
@@ -50,8 +56,10 @@ def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
             if not name.startswith(IMAGE_HALF)
         ]
         if extra or "logit_scale" not in file.shapes:
-            what = f"has {min(extra)}" if extra else "has no logit_scale"
-            raise CheckpointError(f"{file.path}: the text tower {what}, which vitlite does not support.")
+            what = f"with {min(extra)}" if extra else "without logit_scale"
+            raise CheckpointError(
+                f"{file.path}: vitlite does not support a text tower {what}. Use another CLIP or SigLIP checkpoint."
+            )
         file.check_dtypes([part for parts, _ in names.values() for part in parts])
         config = _config(file, names, record)
         with torch.device("meta"):
@@ -61,8 +69,8 @@ def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
             state[name] = _read(file, names, name)
             if state[name].shape != expected.shape:
                 raise CheckpointError(
-                    f"{file.path}: the text tower does not fit: {name} has the shape {tuple(state[name].shape)}, "
-                    f"expected {tuple(expected.shape)}. Download the file again."
+                    f"{file.path}: {name} of the text tower has the shape {tuple(state[name].shape)}, expected "
+                    f"{tuple(expected.shape)}. Download the file again."
                 )
         tower.load_state_dict(state, assign=True)
         scale = float(file.read("logit_scale").float().exp())
@@ -79,7 +87,7 @@ def _find_format(file: WeightsFile) -> tuple[CheckpointFormat, str] | None:
 
 
 def _names(file: WeightsFile, text_format: CheckpointFormat, prefix: str) -> Mapping[str, tuple[Sequence[str], str]]:
-    """Return the tensors of the file, and the operation, for each tensor of ours that the file contains."""
+    """Map each name of a tensor in vitlite to the names in the file, and to the operation that converts them."""
     found: dict[str, tuple[Sequence[str], str]] = {}
     pattern = next(rule.theirs[0] for rule in text_format.rules if rule.ours == "blocks.#.norm1.weight")
     depth = 0
@@ -107,12 +115,12 @@ def _config(file: WeightsFile, names: Mapping[str, tuple[Sequence[str], str]], r
         embed_dim = projection[1] if names["projection.weight"][1] == "transposed" else projection[0]
     if shape["pos_embed"][0] != record.context:
         raise CheckpointError(
-            f"{file.path}: the text tower reads {shape['pos_embed'][0]} tokens, but the checkpoint that was named "
-            f"reads {record.context}. Use files from the same checkpoint."
+            f"{file.path}: the text tower reads {shape['pos_embed'][0]} tokens, expected {record.context}. Use files "
+            "from the same checkpoint."
         )
     if dim % record.head_dim:
         raise CheckpointError(
-            f"{file.path}: the text tower has a width of {dim}, which is not a multiple of the width of its heads, "
+            f"{file.path}: the width of the text tower is {dim}, which is not a multiple of the width of its heads, "
             f"{record.head_dim}. Use files from the same checkpoint."
         )
     return TextConfig(
