@@ -15,7 +15,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Download checkpoints so that they can be used without a network."""
+    """Download checkpoints for later use without a network."""
     records = [registry.find(name) for name in args.names]  # an unknown name is an error before any download
     texts = {record.name: text_record(record.name) for record in records if args.text}
     for record in dict.fromkeys(records):

@@ -21,7 +21,7 @@ from vitlite.storage import atomic_write
 if TYPE_CHECKING:
     from vitlite.nn.vit import ViT
 
-PATCH_FORMATS = (".safetensors", ".npz", ".npy")  # formats of arrays
+PATCH_FORMATS = (".safetensors", ".npz", ".npy")  # formats that can store arrays of any shape
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -168,6 +168,6 @@ def _embed_text(args: Namespace) -> int:
 
 
 def _marked_as_path(model: str) -> str:
-    """Return a relative path with a leading ./, so that it is never taken for a repository of the Hub."""
+    """Return a relative path with a leading ./, because owner/name would mean a repository of the Hub."""
     is_relative = is_place(model) and os.path.exists(model) and not os.path.isabs(model)
     return os.path.join(".", model) if is_relative else model

@@ -1,4 +1,4 @@
-"""Options shared by `embed` and `classify`, and running both commands on Ray."""
+"""Shared options of `embed` and `classify`, and a function that runs these commands on Ray."""
 
 import time
 from argparse import ArgumentParser, Namespace
@@ -27,13 +27,13 @@ def add_work_arguments(parser: ArgumentParser) -> None:
     )
     ray = parser.add_argument_group(
         "several machines",
-        "With --engine ray, PATH is one folder, list or Parquet file, or its URL. --out is a folder for Parquet files.",
+        "With --engine ray, PATH is one folder, list or Parquet file, or its URL.\n--out is a folder of Parquet files.",
     )
     ray.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="ray: use the cluster RAY_ADDRESS or all cores; default: %(default)s",
+        help="ray: the cluster at RAY_ADDRESS, or all cores; default: %(default)s",
     )
     ray.add_argument(
         "--workers",
@@ -80,7 +80,7 @@ def run_on_ray(args: Namespace, work: "Callable[..., Summary]") -> int:
     source = find_source(args.paths[0])
     if source.skipped:
         say_skipped(source.skipped)
-    model = create_or_load(args)  # each actor moves the model to a device and optimizes it
+    model = create_or_load(args)  # each actor makes an optimized copy on its device
     actors = Actors(args.batch, args.dtype, args.device, args.workers)
     result = work(model, source, args.out, actors, on_resume=partial(say_resumed, args.out))
     seconds = time.monotonic() - begun

@@ -17,7 +17,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out",
         type=expanded,
         metavar="FILE",
-        help="file to write, replaced if it exists; default: a new file here",
+        help="file to write, replaced if it exists; default: a new file in this folder",
     )
     parser.add_argument(
         "--fixed-size",

@@ -14,7 +14,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Draw the principal components of a model's patch embedding."""
+    """Draw the principal components of a model's patch filters, and print their share of the variance."""
     check_target(args.out)
     model = open_model(args)
     drawn = draw_filters(model)

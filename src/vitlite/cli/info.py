@@ -121,7 +121,7 @@ def _print_facts(about: About) -> None:
 
 
 def _about_record(record: registry.Record) -> About:
-    unpinned = "the first download pins it" if record.repo else ""
+    unpinned = "recorded at the first download" if record.repo else ""
     facts = {
         "good for": purpose_of(record),
         "preset": f"{record.preset} (its default)" if record.default else record.preset,

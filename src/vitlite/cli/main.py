@@ -1,7 +1,7 @@
 """The command `vitlite`, with its subcommands, exit codes and error messages.
 
-The module of a subcommand is imported only when the subcommand runs, so that `--help`, `list` and `info` do not need to
-import torch.
+The module of a subcommand is imported only when the subcommand runs. As a result, `vitlite --help`, `list` and `info`
+do not import torch.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from vitlite.errors import VitliteError, closest, printable
 
 COMMANDS = {  # modules of this package: `add_arguments` fills the parser, `run` returns the exit code
     "list": "list the models of the zoo",
-    "info": "show a model and the layers of the network",
+    "info": "show the facts and the layers of a model",
     "classify": "classify images",
     "embed": "write a vector for each image",
     "search": "find similar images",
@@ -36,7 +36,7 @@ COMMANDS = {  # modules of this package: `add_arguments` fills the parser, `run`
     "convert": "convert weights to another library's format",
     "export": "export a model to ONNX or torch.export",
     "bench": "measure speed on this machine",
-    "train": "train or fine-tune on a folder of images",
+    "train": "train or fine-tune on labelled images",
     "eval": "measure accuracy on labelled images",
 }
 EXAMPLES = {
@@ -64,7 +64,7 @@ RESUMABLE = ("embed", "train")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A formatter that marks required options and does not break the lines of examples."""
+    """A formatter that marks required options and does not wrap descriptions and examples."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
@@ -75,7 +75,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with errors of one line and without abbreviated options."""
+    """An argument parser that prints one-line errors and does not accept abbreviated options."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=HelpFormatter, allow_abbrev=False, **options)
@@ -95,9 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     name = next((word for word in words if not word.startswith("-")), "")
-    warnings.filterwarnings(
-        "ignore", "Failed to initialize NumPy"
-    )  # a warning of torch if numpy, which is optional, is missing
+    # torch prints this warning if numpy is not installed, which vitlite does not require.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     _accept_any_file_name()
     try:
         args = _parse(words, name)
@@ -106,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SystemExit as stop:  # argparse: 0 after --help, 2 after an error
         return int(stop.code or 0)
-    except BrokenPipeError:  # the program that reads the pipe has ended, such as `| head`
+    except BrokenPipeError:  # the program that reads the output has ended, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python prints an error at exit
         return 141
     except (Exception, KeyboardInterrupt) as error:
@@ -166,14 +165,14 @@ def _accept_any_file_name() -> None:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Return True if Ctrl-C caused an error, directly or indirectly, such as by interrupting an import."""
+    """Return True if Ctrl-C caused an error. The cause can be indirect, as when Ctrl-C interrupts an import."""
     if error is None or isinstance(error, KeyboardInterrupt):
         return error is not None
     return _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
 
 
 def _describe(error: BaseException) -> str:
-    """Return the text of an error. For an unexpected error, return the type and the first line of the text."""
+    """Return the text of an error. For an unexpected error, return its type and the first line of its text."""
     if isinstance(error, VitliteError):
         return str(error)
     if isinstance(error, OSError):

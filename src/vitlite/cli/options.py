@@ -25,7 +25,7 @@ def add_model_arguments(parser: ArgumentParser, *, named: bool = False, default:
     Args:
         parser: The parser of a command.
         named: If True, the model is the first argument of the command instead of the option --model.
-        default: A description of the model that the command uses if `args.model` is None.
+        default: A description of the model that the command uses without --model.
     """
     group = parser.add_argument_group("model")
     what = "name, folder, file or Hub repository"
@@ -157,7 +157,7 @@ def open_data(args: Namespace) -> "Data":
 
 
 def given_table_options(args: Namespace) -> list[str]:
-    """Return the options of `add_table_arguments` as words for another command."""
+    """Return the table options of this command as arguments for a suggested command."""
     options = [("--path-column", args.path_column), *(("--label-column", name) for name in args.label_column)]
     options += [("--split-column", args.split_column), ("--separator", args.separator)]
     return [word for option, value in options if value is not None for word in (option, value)]
@@ -188,7 +188,7 @@ def open_model(args: Namespace) -> "ViT":
 
 
 def _calibration_images(folder: str) -> list[str]:
-    """Return images spread evenly over a folder, because the first images might all be of one class."""
+    """Return images spread evenly over a folder. The first images might all belong to one class."""
     from vitlite.inference.find import find_images
 
     paths = find_images([folder])
@@ -273,7 +273,7 @@ def _weights_files(place: Path) -> list[Path]:
 
 
 def check_outside(out: Path, data: Path, option: str = "--out") -> None:
-    """Check that an output is outside the data folder, because the next run would read it as data.
+    """Check that an output is outside the data folder. Otherwise, the next run would read it as data.
 
     Raises:
         InputError: The output is the data folder, or inside it.
@@ -296,12 +296,12 @@ def check_device(device: str | None) -> None:
 
 
 def expanded(text: str) -> str:
-    """Return a path with ~ expanded, because shells do not expand it in `--out=~/run`."""
+    """Return a path with ~ expanded. Shells do not expand it in `--out=~/run`."""
     return os.path.expanduser(text)
 
 
 def image_path(text: str) -> str:
-    """Return a path with ~ expanded. "sample" is the photo that comes with the package, unless there is such a file."""
+    """Return a path with ~ expanded. Unless a file has this name, "sample" is the image that comes with vitlite."""
     return vitlite.sample if text == "sample" and not os.path.exists(text) else expanded(text)
 
 

@@ -130,7 +130,7 @@ def run(args: Namespace) -> int:
     if args.save:
         model = create_or_load(args)
         classifier = measured[0].result.classifier
-        classifier.put_on(model, images.classes[: len(classifier.bias)])  # without classes of broken images at the end
+        classifier.put_on(model, images.classes[: len(classifier.bias)])  # the last classes may have no readable image
         model.save(args.save)
         print(f"wrote {printable(str(args.save))}", file=sys.stderr)
     return code
@@ -147,7 +147,7 @@ def _check_save(args: Namespace) -> None:
 
 
 def _find_labelled(data: "Data", seed: int) -> LabelledImages:
-    """Find the images and their classes, and choose the test images."""
+    """Return the images with their classes, split into training and test images."""
     import torch
 
     from vitlite.images.decode import read_image

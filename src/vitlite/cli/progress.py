@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from vitlite.inference.predict import Outcomes
 
 T = TypeVar("T")
-MOST_NAMED = 8  # images in a line that names broken ones
-EVERY = 30.0  # seconds between two lines if stderr is not a terminal
+MOST_NAMED = 8  # number of unreadable images that are named at the end of a run
+EVERY = 30.0  # seconds between two lines in a log
 
 
 def say_skipped(skipped: Counter[str]) -> None:
-    """Print how many files in folders were skipped."""
+    """Print the number of skipped files, by extension."""
     number = sum(skipped.values())
     files = "1 file that is not an image" if number == 1 else f"{number} files that are not images"
     print(
         f"vitlite: skipped {files}: {counted(skipped)}. To read files with other extensions, pass their paths instead "
-        "of the folder. Convert raw photos to JPEG first.",
+        "of the folder. Convert raw images to JPEG first.",
         file=sys.stderr,
     )
 
@@ -96,7 +96,7 @@ class ImageProgress:
 
         self.strict, self.verb = strict, verb
         self.broken = 0
-        self.broken_names: list[str] = []  # the first ones
+        self.broken_names: list[str] = []  # the first MOST_NAMED images
         self.timings, self.begun = Timings(), time.monotonic()
         self.progress = Progress(total, visible=bar)
         self.bar = self.progress.bar
@@ -125,7 +125,7 @@ class ImageProgress:
         self.bar.write(f"vitlite: {error}", file=sys.stderr)
 
     def answers(self, outcomes: "Outcomes[T]") -> Iterator[tuple[str, T]]:
-        """Yield the outcomes that are not errors."""
+        """Yield the outcomes of the readable images."""
         for path, outcome in self.outcomes(outcomes):
             if not isinstance(outcome, ImageError):
                 yield path, outcome

@@ -31,7 +31,7 @@ class Report:
     settings: Settings
     out: Path
     as_json: bool  # a line of JSON per epoch on stdout, everything else on stderr
-    options: Sequence[str] = ()  # the options that say how the data are read
+    options: Sequence[str] = ()  # table options of this run, repeated in the suggested commands
     rows: int = 0  # number of epochs printed so far
     lines: Lines = field(default_factory=Lines)
 
@@ -49,7 +49,7 @@ class Report:
         )
 
     def resumed(self, run: Run) -> None:
-        """Print where a run is resumed."""
+        """Print the epoch and step at which a run is resumed."""
         done, progress, epochs = len(run.history), run.progress, self.settings.epochs
         if progress.step:
             _say(
@@ -91,7 +91,7 @@ class Report:
             print(_row(_cells(history[i], epochs), widths) + "  best so far" * best, flush=True)
 
     def end(self, history: History) -> None:
-        """Draw the curves, explain which epoch is the best, and suggest commands that use the best weights."""
+        """Draw the training curves, print the best epoch, and suggest commands that use its weights."""
         try:
             draw_curves(history, self.out / CURVES)
         except MissingExtraError as error:

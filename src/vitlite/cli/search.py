@@ -1,4 +1,4 @@
-"""`vitlite search`: find the images that are most similar to given images."""
+"""`vitlite search`: find similar images, by images or by words."""
 
 import glob
 import json
@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the most similar images for each image, with their scores."""
+    """Print the most similar images for each query, with their scores."""
     from vitlite.plots import check_target, save_image
     from vitlite.retrieval.search import search, search_text
     from vitlite.retrieval.sheet import check_size, contact_sheet
@@ -87,7 +87,7 @@ def run(args: Namespace) -> int:
 
 
 def _is_text(query: str) -> bool:
-    """Return True for words. Names of files, and patterns without a space, are images."""
+    """Return True if a query is words instead of a file name or a pattern."""
     from vitlite.images.decode import SUFFIXES  # here, because it imports torch, which `--help` does not need
 
     if query == "-" or os.path.exists(query) or os.path.splitext(query)[1].lower() in SUFFIXES:
@@ -96,7 +96,7 @@ def _is_text(query: str) -> bool:
 
 
 def _model_of(vectors: "Vectors", args: Namespace) -> "ViT":
-    """Open the model that made the vectors, with the name recorded in the file of vectors."""
+    """Open the model that made the vectors, by the name in the metadata of the vectors."""
     args.model, args.size = vectors.model, args.size or vectors.image_size
     try:
         return open_model(args)

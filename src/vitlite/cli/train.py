@@ -1,4 +1,4 @@
-"""`vitlite train`: train or fine-tune on a folder of images."""
+"""`vitlite train`: train or fine-tune on labelled images."""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
@@ -251,7 +251,7 @@ def _model(args: Namespace, classes: int) -> ViT:
         model = create(args.model, weights=None, image_size=args.size, **options)
         model.preprocess = Preprocess(_usual_transform(args.model, model.config), model)
         set_background(model, args)
-    transform = preprocess_of(model).transform  # raises an error if there is none
+    transform = preprocess_of(model).transform  # raises an error if the model has no preprocessing
     if isinstance(transform, NaFlexTransform):
         model.preprocess = transform.squashed()
     return model

@@ -1,4 +1,4 @@
-"""`vitlite verify`: check weights for damage, by hashing the files again."""
+"""`vitlite verify`: check weights for damage by hashing the files again."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path

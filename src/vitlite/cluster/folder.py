@@ -23,7 +23,7 @@ READERS = 16  # number of files read in parallel, because network storage has a 
 
 
 class Output(NamedTuple):
-    """The output folder of a job, which no other job may write to.
+    """The output folder of one job.
 
     Attributes:
         files: The file system of the folder.
@@ -140,7 +140,7 @@ def own_files(files: "FileSystem", folder: str, prefix: str) -> list[str]:
 
 
 def _paths_done(files: "FileSystem", paths: list[str], local: bool) -> "pa.Array":
-    """Return the paths of all images in Parquet files, which are in their columns named `path`."""
+    """Return the values of the column `path` in all Parquet files of a job."""
     import pyarrow as pa
 
     with ThreadPoolExecutor(READERS) as readers:
@@ -163,7 +163,7 @@ def _paths_in(files: "FileSystem", local: bool, path: str) -> "pa.ChunkedArray":
     try:
         with files.open_input_file(path) as file:
             return parquet.read_table(file, columns=["path"])["path"]
-    except pa.ArrowInvalid as error:  # a Parquet file without the last bytes is not readable
+    except pa.ArrowInvalid as error:  # raised for a truncated file, which has no footer
         if not local:
             raise InputError(
                 f"{path} is incomplete, because a job is still writing it or was killed. Wait until that job "

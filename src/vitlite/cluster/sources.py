@@ -99,8 +99,8 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
         columns = rows.schema.names
         if "path" not in columns:
             raise InputError(
-                f"{name} has the columns {', '.join(columns)}, but none named path. Give this name to the column with "
-                "the paths of the images. A column with the contents of the image files must be named bytes."
+                f"{name} has the columns {', '.join(columns)}, but none named path. Rename the column of image "
+                "paths to path. A column with the contents of the image files must be named bytes."
             )
         without_path = rows.count_rows(filter=dataset.field("path").is_null())
         if without_path:
@@ -115,8 +115,7 @@ def _parquet_source(name: str, files: "FileSystem", place: str) -> Source:
         paths = rows.to_table(columns=["path"])["path"].cast(pa.string()).to_pylist()
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InputError(
-            f"Cannot read {name} as Parquet: {error}. Check that it is a Parquet file that you may read, and create it "
-            "again if it is damaged."
+            f"Cannot read {name} as Parquet: {error}. Check its permissions, and create it again if it is damaged."
         ) from error
     return Source(name, _unique(paths), Counter())
 
@@ -136,7 +135,7 @@ def _files_below(files: "FileSystem", folder: str) -> list[str]:
 
 
 def _unique(paths: Sequence[str]) -> "pa.Array":
-    """Return absolute paths without duplicates. Relative paths would not work, because actors run in other folders.
+    """Return absolute paths without duplicates. Actors run in other folders, where relative paths would be wrong.
 
     Raises:
         InputError: A path is not valid Unicode.
@@ -154,7 +153,7 @@ def _unique(paths: Sequence[str]) -> "pa.Array":
 
 
 def remaining(source: Source, done: "pa.Array", unit: int) -> "tuple[Dataset | None, int]":
-    """Return the images that are not done yet as a Ray dataset, and the maximum number of units of work.
+    """Return a Ray dataset of the images that are not done yet, and the maximum number of units of work.
 
     Args:
         source: All input images of the job.
@@ -181,7 +180,7 @@ def _without(table: "pa.Table", done: "pa.Array") -> "pa.Table":
 
 
 def _remaining_in_parquet(name: str, done: "pa.Array", unit: int) -> "tuple[Dataset, int]":
-    """Return the images in Parquet files that are not done yet as a Ray dataset, and the largest number of units.
+    """Return a Ray dataset of the images in Parquet files that are not done yet, and the maximum number of units.
 
     The files contain the images themselves. Each task reads one row group. The tasks reserve no core, because the
     actors occupy all cores. `ray.data.read_parquet` is not used, because it would need a core to list the files.
