@@ -339,6 +339,18 @@ def test_every_page_says_what_kind_it_is_and_for_whom() -> None:
             assert re.fullmatch(rf"\*{kind.removesuffix('s')} · for .+\.\*", head), f"{page}: {head}"
 
 
+def test_messages_on_the_page_of_errors_are_in_the_code() -> None:
+    source = "".join(file.read_text(encoding="utf-8") for file in sorted(SOURCE.rglob("*.py")))
+    source = re.sub(r'"\s+f?"', "", source)  # strings of several lines
+    messages = re.findall(
+        r"^\|`([^`]+ [^`]+)`\|", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(messages) > 10
+    for message in messages:
+        for part in message.split("…"):
+            assert part.strip() in source, message
+
+
 def test_reference_names_exist() -> None:
     for name in re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE):
         module, _, attribute = name.rpartition(".")

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def documented() -> Callable[..., np.ndarray]:
-    """Return the function `prepare` of the page on the command line."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "cli.md").read_text(), re.DOTALL)
+    """Return the function `prepare` of the page on exporting."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
     (block,) = (block for block in blocks if "def prepare(" in block)
     imports = "\n".join(line for line in block.splitlines() if re.match("import numpy|from PIL", line))
     names: dict[str, Any] = {}
