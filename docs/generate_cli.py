@@ -54,9 +54,13 @@ def table(rows: Iterable[Row]) -> str:
     """Return a table of options."""
     lines = ["|option|meaning|", "|---|---|"]
     for option, text in rows:
-        cell = option.replace("|", r"\|")  # which would end the cell
-        lines.append(f"|`{cell}`|{escaped(text)}|")
+        lines.append(f"|{code(option)}|{escaped(text)}|")
     return "\n".join(lines)
+
+
+def code(option: str) -> str:
+    r"""Return an option in code type. Python-Markdown would show the backslash of \| in backticks."""
+    return f"<code>{option.replace('|', '&#124;')}</code>" if "|" in option else f"`{option}`"
 
 
 def escaped(text: str) -> str:
