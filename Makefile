@@ -15,9 +15,11 @@ test: .venv/dev.stamp  ## lint, types, and every test but those of clusters
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check --target-version py314 --select E9,F src
-	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.14
+	$(MAKE) --jobs 2 types-3.10 types-3.14
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not cluster and not release"
+
+types-%: .venv/dev.stamp  # of the oldest Python and of the newest
+	$(BIN)/mypy --python-version $*
 
 coverage: .venv/dev.stamp  ## the same tests with branch coverage, which takes twice as long
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist worksteal --cov --cov-fail-under=98 -m "not cluster and not release"
