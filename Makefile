@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test coverage fuzz test-cluster test-release test-matrix docs bench pin clean
+.PHONY: demo test coverage fuzz test-cluster test-release test-matrix docs bench pin dist clean
 
 demo: .venv/demo.stamp  ## classify photos and draw where the model looked, without a network
 	$(BIN)/python examples/demo.py
@@ -47,6 +47,17 @@ bench: .venv/dev.stamp  ## speed beside the other libraries, written into docs/l
 
 pin: .venv/dev.stamp  ## commit and sha256 of checkpoints that have none
 	$(BIN)/python examples/maintain/pin.py
+
+dist: .venv/dev.stamp  ## wheel and sdist in dist/, each checked, installed in a fresh environment and used there
+	$(INSTALL) twine
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+	set -e; for file in dist/*; do \
+	  rm -rf build/fresh; $(PYTHON) -m venv build/fresh; \
+	  build/fresh/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$file[images]"; \
+	  (cd build && fresh/bin/vitlite classify sample --model vit_nano_4.cifar10 --top 1); \
+	done
 
 clean:
 	rm -rf .venv site dist build .coverage

@@ -127,7 +127,8 @@ def wait_for(happened: Callable[[], bool], process: subprocess.Popen[bytes]) -> 
 
 def rows_in(out: Path) -> int:
     """Return the number of rows in the complete files of the output."""
-    return sum(pq.read_metadata(file).num_rows for file in out.glob("*.parquet") if file.read_bytes()[-4:] == b"PAR1")
+    files = [file for file in out.glob("*.parquet") if re.fullmatch(rb"PAR1.+PAR1", file.read_bytes(), re.DOTALL)]
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 @contextmanager
