@@ -1,6 +1,6 @@
-"""Write the table of speeds in README.md and docs/index.md from docs/speed.json. With --check, only report whether it is stale.
+"""Write the table of speeds in README.md and docs/index.md. With --check, only report whether it is stale.
 
-benchmarks/libraries.py measures docs/speed.json.
+The times are those of docs/lab_notes/speed.json, which benchmarks/libraries.py measures.
 """
 
 import json
@@ -25,7 +25,7 @@ COLUMNS = {
 
 def table() -> Iterator[str]:
     """Yield the rows of the table and a sentence about loading."""
-    report = json.loads((DOCS / "speed.json").read_text(encoding="utf-8"))
+    report = json.loads((DOCS / "lab_notes" / "speed.json").read_text(encoding="utf-8"))
     machine = report["machine"]
     cores, cpu, torch_version = machine["cores"], machine["cpu"], machine["torch"].partition("+")[0]
     yield f"\n\nViT-B/16 on {cores} cores of an {cpu} with torch {torch_version}, in milliseconds:\n"
