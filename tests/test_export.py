@@ -37,7 +37,7 @@ OLD = tuple(map(int, torch.__version__.split(".")[:2])) < tuple(map(int, module.
 MAY_BE_REFUSED = pytest.mark.xfail(OLD, raises=ExportError, strict=False, reason="this torch exports something else")
 NEEDS_NEWER = pytest.mark.skipif(OLD, reason=f"only torch {module.NEEDS_TORCH} and newer export it")
 
-TINY = dict(image_size=(32, 48), patch_size=8, dim=32, depth=2, heads=2, mlp_dim=48, num_classes=3)
+TINY = dict(image_size=(32, 48), patch_size=8, dim=32, depth=1, heads=2, mlp_dim=48, num_classes=3)
 
 
 def tiny(**options: Any) -> ViT:
@@ -72,7 +72,7 @@ def description(path: Path, to: str) -> Any:
 
 
 OPTIONS = [
-    ("onnx", {}),
+    ("onnx", {"depth": 2}),
     ("onnx", {"positions": "sincos2d", "pool": "mean", "mlp": "gelu_tanh"}),
     ("onnx", {"input_norm": "tokens", "mlp": "quick_gelu", "resample": "torchvision"}),
     ("torch", {"registers": 2, "cls_position": False, "layer_scale": 1.0}),
@@ -97,6 +97,8 @@ def test_exported_file_gives_the_logits_of_the_model(tmp_path: Path, to: Any, op
     assert ViTConfig(**described["config"]) == model.config
     assert described["preprocess"]["size"] == [32, 48]
     assert [file.name for file in tmp_path.iterdir()] == ["model"], "nothing else is left behind"
+    if to == "onnx" and not OLD:  # engines compute an antialiased resize differently; all know a matrix product
+        assert "Resize" not in {node.op_type for node in onnx.load(path).graph.node}
 
 
 def test_autocast_does_not_change_the_file(tmp_path: Path) -> None:
@@ -113,7 +115,7 @@ def test_missing_torchvision_is_not_mentioned(tmp_path: Path, monkeypatch: pytes
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", messages.append)
     log.addHandler(handler)
-    export(tiny(), tmp_path / "model.onnx", to="onnx")
+    export(tiny(), tmp_path / "model.onnx", to="onnx", fixed_size=True)
     assert not messages
     assert not log.disabled
     log.removeHandler(handler)
@@ -122,11 +124,11 @@ def test_missing_torchvision_is_not_mentioned(tmp_path: Path, monkeypatch: pytes
 def test_large_weights_get_their_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ONE_FILE", 1000)
     model, path = tiny(), tmp_path / "model.onnx"
-    export(model, path, to="onnx")
+    export(model, path, to="onnx", fixed_size=True)
     (before,) = {file.name for file in tmp_path.iterdir()} - {"model.onnx"}
     assert re.fullmatch(r"model\.onnx\.[0-9a-f]{16}\.data", before)
     (tmp_path / "model.onnx.data").write_text("not written by vitlite")
-    export(model, path, to="onnx")
+    export(model, path, to="onnx", fixed_size=True)
     names = {file.name for file in tmp_path.iterdir()}
     assert before not in names
     assert {"model.onnx", "model.onnx.data"} < names
@@ -144,7 +146,7 @@ def test_half_precision(tmp_path: Path) -> None:
 
 def test_model_without_preprocessing_or_labels(tmp_path: Path) -> None:
     model = ViT(ViTConfig(**TINY)).eval()  # its head is zero, and so are all logits
-    assert export(model, tmp_path / "model.pt2", to="torch") == {"torch": 0}
+    assert export(model, tmp_path / "model.pt2", to="torch", fixed_size=True) == {"torch": 0}
     described = description(tmp_path / "model.pt2", "torch")
     assert described["labels"] is described["preprocess"] is None
 
@@ -173,7 +175,7 @@ def test_file_that_does_not_run_is_not_kept(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtype_that_an_engine_does_not_support(dtype: torch.dtype, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=rf"in {dtype}: .* Export the model in float32"):
-        export(tiny().to(dtype), tmp_path / "model.onnx", to="onnx")
+        export(tiny().to(dtype), tmp_path / "model.onnx", to="onnx", fixed_size=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -217,13 +219,6 @@ def test_engines_agree_at_any_size(tmp_path: Path, resample: Any) -> None:
             torch.testing.assert_close(
                 torch.from_numpy(compiled(images.numpy())[0]), model(images), rtol=1e-4, atol=1e-5
             )
-
-
-@NEEDS_NEWER
-def test_no_resize_operator_is_exported(tmp_path: Path) -> None:
-    """Engines compute an antialiased resize differently; all know a matrix product."""
-    export(tiny(), tmp_path / "model.onnx", to="onnx")
-    assert "Resize" not in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
 
 
 def test_missing_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -316,22 +311,22 @@ export(model, sys.argv[1], to=sys.argv[2])
 
 
 @NEEDS_NEWER
-@pytest.mark.parametrize("seconds", [0.05, 2.0])
-def test_killed_export_leaves_the_old_file_or_the_new(tmp_path: Path, seconds: float) -> None:
-    """The next export removes the folder that the killed one left."""
+def test_killed_export_leaves_the_old_file_or_the_new(tmp_path: Path) -> None:
+    """The next export removes the folders that the killed ones left."""
     path, model = tmp_path / "model.pt2", vitlite.create("vit_nano_4.cifar10")
     export(model, path, to="torch")
     images = torch.randn(1, 3, 32, 32)
     with torch.no_grad():
         wanted = model(images)
-    child = subprocess.Popen([sys.executable, "-c", KILLED, str(path), "torch"], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    time.sleep(seconds)
-    child.kill()
-    child.communicate()
-    found = run(path, "torch", images)
-    assert any(torch.allclose(found, wanted + shift, atol=1e-4) for shift in (0, 1))
+    for seconds in (0.05, 2.0):
+        child = subprocess.Popen([sys.executable, "-c", KILLED, str(path), "torch"], stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(seconds)
+        child.kill()
+        child.communicate()
+        found = run(path, "torch", images)
+        assert any(torch.allclose(found, wanted + shift, atol=1e-4) for shift in (0, 1))
     export(model, path, to="torch")
     assert os.listdir(tmp_path) == [path.name]
 
