@@ -89,17 +89,25 @@ def fresh(code: str) -> str:
 
 
 GAINED = """
-import sys{first}
-before = set(sys.modules)
+import sys, time{first}
+before, start = set(sys.modules), time.process_time()
 {code}
+seconds = time.process_time() - start
 gained = {{name.split(".")[0] for name in set(sys.modules) - before}}
-print(*sorted(gained - sys.stdlib_module_names - {{"vitlite", "coverage"}}))
+print(seconds, *sorted(gained - sys.stdlib_module_names - {{"vitlite", "coverage"}}))
 """
 
 
-@pytest.mark.parametrize("code", ["import vitlite", "from vitlite import ViT, ViTConfig, VitliteError"])
-def test_importing_brings_einops_and_the_standard_library(code: str) -> None:
-    assert fresh(GAINED.format(first=", torch", code=code)).split() in (["einops"], [])
+@pytest.mark.usefixtures("uncovered")
+@pytest.mark.parametrize("code", ["import vitlite; vitlite.ViT", "from vitlite import ViT, ViTConfig, VitliteError"])
+def test_importing_brings_einops_and_costs_at_most_50_ms_beyond_torch(code: str) -> None:
+    """Processor time, the best of three: the machine may be busy with something else."""
+    for _ in range(3):
+        seconds, *gained = fresh(GAINED.format(first=", torch", code=code)).split()
+        assert gained in (["einops"], [])
+        if float(seconds) <= 0.05:
+            return
+    pytest.fail(f"the last took {seconds} s")
 
 
 @pytest.mark.parametrize(
@@ -113,14 +121,8 @@ def test_importing_brings_einops_and_the_standard_library(code: str) -> None:
     ],
 )
 def test_names_and_help_need_the_standard_library_alone(code: str) -> None:
-    assert fresh(GAINED.format(first="", code=code)).rpartition("\0")[2].split() == []
-
-
-@pytest.mark.usefixtures("uncovered")
-def test_importing_costs_at_most_50_ms_beyond_torch() -> None:
-    """Processor time, the best of three: the machine may be busy with something else."""
-    code = "import time, torch; t = time.process_time(); import vitlite; vitlite.ViT; print(time.process_time() - t)"
-    assert min(float(fresh(code)) for _ in range(3)) <= 0.05
+    _, *gained = fresh(GAINED.format(first="", code=code)).rpartition("\0")[2].split()
+    assert gained == []
 
 
 WITHOUT = """
@@ -129,7 +131,7 @@ sys.modules |= dict.fromkeys(("numpy", "PIL", "torchvision", "matplotlib", "timm
 import warnings, torch
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 import vitlite
-model = vitlite.create("vit_tiny_16", weights=None, image_size=32, num_classes=5).eval()
+model = vitlite.create("vit_nano_4", weights=None, image_size=32, num_classes=5).eval()
 images = torch.randn(2, 3, 48, 32)
 model.save(sys.argv[1])
 again = vitlite.load(sys.argv[1])
