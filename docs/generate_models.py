@@ -43,7 +43,7 @@ authors squash the whole picture, where timm, and so these rows, cut 0.9 of it."
 What each patch shows: for depth, segmentation, matching, or a language model that reads the patches. `features` hands
 them out as a grid. DINOv3's rows pool the mean, as timm does; Meta's own code hands out the class token, which
 `pool="cls"` gives. Its licence is Meta's, with terms of its own on commercial use. The rows fetch timm's copies,
-which need no login; Meta's own repositories are [gated](verification.md#gated-checkpoints).""",
+which need no login; Meta's own repositories are [gated](offline.md#gated-checkpoints).""",
     "Features without labels": """\
 Trained without labels, one vector an image: for search, for clustering, and to train from. MAE's and I-JEPA's are
 meant to be trained further.""",
