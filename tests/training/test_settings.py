@@ -1,13 +1,14 @@
 """Settings out of range, and the usual values."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from tiny_run import settings
 
 from vitlite.errors import TrainError
 from vitlite.training import Augmentation, Settings
-from vitlite.training.settings import usual_layer_decay, usual_lr, usual_optimizer
+from vitlite.training.settings import usual_batch, usual_epochs, usual_layer_decay, usual_lr, usual_optimizer
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,19 @@ def test_usual_values() -> None:
     assert usual_lr("muon", frozen=False) == 3e-3
     assert (usual_lr("adamw", frozen=False), usual_lr("adamw", frozen=True)) == (3e-4, 1e-3)
     assert (usual_layer_decay(random_weights=True), usual_layer_decay(random_weights=False)) == (1.0, 0.75)
+
+
+def test_usual_epochs_and_batches_change_smoothly() -> None:
+    counts = [round(50 * 1.02**i) for i in range(450)]  # up to 363,000 images
+    batches, epochs = [usual_batch(n) for n in counts], [usual_epochs(n) for n in counts]
+    steps = [e * math.ceil(n / b) for n, b, e in zip(counts, batches, epochs, strict=True)]
+    assert (batches[0], batches[-1], epochs[-1]) == (16, 128, 10)
+    assert all(fewer <= more <= 1.1 * fewer for fewer, more in pairwise(batches))
+    assert all(more <= fewer <= 1.1 * more for fewer, more in pairwise(epochs))
+    assert all(more >= 0.9 * fewer for fewer, more in pairwise(steps))
+    assert all(late >= early for early, late in zip(steps, steps[20:], strict=False))  # half as many images again
+
+
+def test_usual_costs() -> None:
+    assert (usual_epochs(300), usual_batch(300)) == (21, 17)
+    assert (usual_epochs(50_000), usual_batch(50_000)) == (10, 128)

@@ -34,7 +34,6 @@ from vitlite.inference.threads import set_threads
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.settings import (
-    FEW,
     STRENGTHS,
     Settings,
     usual_batch,
@@ -103,8 +102,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_background(group)
 
     add = parser.add_argument_group("optimization").add_argument
-    epochs = f"epochs; default: {usual_epochs(FEW)}, or {usual_epochs(1)} for fewer than {FEW} images"
-    batch = f"images per step; default: {usual_batch(FEW)}, or {usual_batch(1)} for fewer than {FEW} images"
+    epochs = f"epochs; default: {usual_epochs(300)} for 300 images, {usual_epochs(30_000)} for 30,000"
+    batch = f"images per step; default: {usual_batch(300)} for 300 images, {usual_batch(30_000)} for 30,000"
     add("--epochs", type=positive, metavar="N", help=epochs)
     add("--patience", type=positive, default=0, metavar="N", help="stop after N epochs without improvement")
     add("--batch", type=positive, metavar="N", help=batch)

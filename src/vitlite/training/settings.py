@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isqrt
 from typing import Literal, get_args
 
 from vitlite.errors import TrainError
 
 Optimizer = Literal["adamw", "muon"]
 Range = tuple[type[int] | type[float], float, float]  # type, lowest and highest value
-FEW = 1000  # data with fewer images get more epochs and smaller batches
 AUGMENTATION_RANGES: dict[str, Range] = dict.fromkeys(
     ("flip", "shift", "warp", "colour", "erase", "mixup", "cutmix"), (float, 0, 1)
 )
@@ -108,13 +108,20 @@ class Settings:
 
 
 def usual_epochs(images: int) -> int:
-    """Return the default number of epochs for a number of images."""
-    return 20 if images < FEW else 10
+    """Return the default number of epochs, which falls to 10 as the number of images rises.
+
+    >>> [usual_epochs(images) for images in (50, 300, 1000, 5000, 50_000)]
+    [38, 21, 16, 12, 10]
+    """
+    return 10 + int(200 / images**0.5)
 
 
 def usual_batch(images: int) -> int:
-    """Return the default batch size. Few images get small batches, because an epoch needs several steps."""
-    return 16 if images < FEW else 128
+    """Return the default batch size: the square root of the number of images, from 16 to 128.
+
+    Few images get small batches, because an epoch needs several steps.
+    """
+    return min(max(16, isqrt(images)), 128)
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
