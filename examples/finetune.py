@@ -27,13 +27,14 @@ def batch(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return model.preprocess(pieces), classes
 
 
-for _ in range(12):
+for step in range(12):
     images, classes = batch(16)
     loss = torch.nn.functional.cross_entropy(model(images), classes)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
+    print(f"step {step}: loss {loss:.3f}")
 
 model.eval().labels = list(photos)  # a new head has no labels
 model.save(sys.argv[1] if len(sys.argv) > 1 else "finetuned")
-print(f"loss {loss:.3f}; {photos['coffee']}: {model.predict(photos['coffee'], top=1)[0].label}")
+print(f"{photos['coffee']}: {model.predict(photos['coffee'], top=1)[0].label}")
