@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlite import ViT
 from vitlite.checkpoints.convert import convert
+from vitlite.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +89,21 @@ def test_pruned_channels() -> None:
             module.normalized_shape = tuple(module.weight.shape)
     images = torch.randn(2, 3, 32, 32)
     assert near(wide(images), narrow(images))
+
+
+@pytest.mark.parametrize("changes", FAMILIES_IN_TIMM.values(), ids=FAMILIES_IN_TIMM)
+def test_offloaded_weights(changes: dict[str, Any]) -> None:
+    """accelerate leaves weights on the meta device, and loads those of a module for its `forward`."""
+    offload = pytest.importorskip("accelerate").cpu_offload
+    model = tiny_model(**changes)
+    image = torch.randint(0, 256, (model.config.channels, 40, 40), dtype=torch.uint8)
+    images = model.preprocess(image)
+    expected = model(images)
+    offload(model, "cpu")
+    assert model.device.type == "meta"
+    assert torch.equal(model.preprocess(image), images)
+    assert near(model(images), expected)
+    if model.config.num_classes:
+        assert model.predict(image)[0].index == expected.argmax()
+    with pytest.raises(InputError, match=r"reset_head\(0\)"):
+        model.vectors([image])

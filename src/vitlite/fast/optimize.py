@@ -354,7 +354,7 @@ class OptimizedViT(ViT):
         """Return the prefix tokens, followed by the sum of position and bias for each patch: (1, n, d)."""
         patches: Tensor = self.patch_embed.bias.expand(1, math.prod(grid), -1)
         cls: Tensor | None = self.cls_token
-        positions = self._positions(grid)
+        positions = self._positions(grid, patches)
         if positions is not None:
             patches = patches + positions[:, -patches.shape[1] :]
             if cls is not None and self.config.cls_position:
@@ -362,11 +362,8 @@ class OptimizedViT(ViT):
         tokens = [token for token in (cls, self.reg_token, patches) if token is not None]
         return torch.cat(tokens, dim=1).to(self._plan.inner)
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor | None:
-        config = self.config
-        if config.positions == "sincos2d":
-            return self.tables.sincos(self.patch_embed.bias, grid, config.class_token and config.cls_position)
-        return super()._positions(grid)
+    def _like(self, tokens: Tensor) -> Tensor:
+        return self.patch_embed.bias
 
     def _complex_rotations(self, grid: tuple[int, int]) -> Sequence[tuple[Tensor, ...]]:
         """Return the rotary positions of each block as complex numbers, (n, 1, 1 or heads, head_dim / 2)."""

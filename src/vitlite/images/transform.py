@@ -288,7 +288,9 @@ class Preprocess:
         """Stack and normalise tensors (c, h, w) from `pixels`, and return a batch (b, c, h, w) for the model."""
         if not pixels:
             raise ImageError("The batch is empty. Pass at least one image.")
-        images = torch.stack(list(pixels)).to(self.model.device)
+        device = self.model.device
+        # accelerate leaves offloaded weights on the meta device, and moves images to where it computes.
+        images = torch.stack(list(pixels)).to("cpu" if device.type == "meta" else device)
         return normalise(images, self.transform, self.model.config.channels).to(self.model.dtype)
 
     def with_quick_decode(self: P) -> P:

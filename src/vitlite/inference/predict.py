@@ -105,6 +105,12 @@ def embed(
     If `patches` is True, yield one vector for each patch after the final norm instead: (h, w, d).
     """
 
+    if model.device.type == "meta":
+        raise InputError(
+            "The weights are on the meta device, and accelerate loads them only for model(images). For vectors, call "
+            "model.reset_head(0) before you offload the weights, and model(images) afterwards."
+        )
+
     def vectors(batch: Tensor) -> list[Tensor]:
         vectors = model.features(batch).map().movedim(1, 3) if patches else model.embed(batch)
         embedded = vectors.float().cpu()

@@ -266,7 +266,7 @@ class ViT(TimmInterface, nn.Module):
         config, grid = self.config, self._grid(images)
         patches = self.patch_embed(images)
         cls: Tensor | None = self.cls_token
-        positions = self._positions(grid)
+        positions = self._positions(grid, patches)
         if positions is not None:
             n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
@@ -279,25 +279,30 @@ class ViT(TimmInterface, nn.Module):
             patches = patches.reshape(images.shape[0], *table.shape[1:])
         prefix = [token.expand(images.shape[0], -1, -1) for token in (cls, self.reg_token) if token is not None]
         tokens = self.norm_pre(self.drop(torch.cat([*prefix, patches], dim=1)))
-        return tokens, self._rotations(grid, config.rope) if config.rope else [()] * len(self.blocks)
+        return tokens, self._rotations(grid, tokens, config.rope) if config.rope else [()] * len(self.blocks)
 
-    def _rotations(self, grid: tuple[int, int], rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
+    def _rotations(self, grid: tuple[int, int], tokens: Tensor, rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
         """Return the cosines and sines by which each block rotates queries and keys, for a grid of patches."""
         if self.rope is not None:
             return self.rope(grid)[: len(self.blocks)]
-        config, weight = self.config, self.patch_embed.proj.weight
-        return [self.tables.rotation(weight, grid, config.prefix_tokens, config.head_width, rope)] * len(self.blocks)
+        config, like = self.config, self._like(tokens)
+        return [self.tables.rotation(like, grid, config.prefix_tokens, config.head_width, rope)] * len(self.blocks)
 
     def _grid(self, images: Tensor) -> tuple[int, int]:
         p = self.config.patch_size
         return images.shape[2] // p, images.shape[3] // p
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor | None:
+    def _like(self, tokens: Tensor) -> Tensor:
+        """Return a tensor like position tables: a weight, or an empty copy if accelerate has offloaded the weight."""
+        weight = self.patch_embed.proj.weight
+        return torch.empty_like(weight, device=tokens.device) if weight.is_meta else weight
+
+    def _positions(self, grid: tuple[int, int], tokens: Tensor) -> Tensor | None:
         """Return the position table for a grid of patches (1, rows, d), or None if the model adds no positions."""
         config = self.config
         if config.positions == "sincos2d":
             cls_row = config.class_token and config.cls_position
-            return self.tables.sincos(self.patch_embed.proj.weight, grid, cls_row)
+            return self.tables.sincos(self._like(tokens), grid, cls_row)
         # While exporting, sizes are symbolic. Comparing them would fix the image size in the exported graph.
         dynamic = isinstance(grid[0], torch.SymInt) or isinstance(grid[1], torch.SymInt)
         if self.pos_embed is None or (not dynamic and grid == config.grid):
