@@ -53,7 +53,7 @@ ENVIRONMENTS = {
     "torch-2.8": Environment(
         "widely pinned, with numpy 1, and the lower bounds of what is written for others",
         ["torch==2.8.0", "numpy==1.26.4", "pyarrow==17.0.0", "onnx==1.18.0", "onnxscript==0.7.1",
-         "pillow-heif==1.0.0", *EXTRAS],
+         "pillow-heif==1.0.0", "pillow==11.1.0", *EXTRAS],
         peers=True,
     ),
     "torch-2.10": Environment("between", ["torch==2.10.0", *EXTRAS], peers=True),
