@@ -150,7 +150,8 @@ def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
     said: dict[str, Any] = {}
     for _ in range(5):
         try:
-            load(path, config=completed(path, **said) if said else None)
+            ours = load(path, config=completed(path, **said) if said else None)
+            break
         except CheckpointError:
             return "refused"
         except ConfigError as error:
@@ -161,12 +162,12 @@ def _bare(kind: Kind, value: Value, model: nn.Module, path: Path) -> str:
             if value.unsayable in fields or not set(fields) <= knows.keys():
                 return "asked"
             said |= {field: knows[field] for field in fields}
-        else:
-            break
-    result = _compared(kind, model, lambda: load(path, config=completed(path, **said) if said else None))
+    else:
+        return "asked"
+    result = _compared(kind, model, lambda: ours)
     if result == "differs" and value.assumed:
-        provenance = load(path, config=completed(path, **said)).source.report.provenance
-        if provenance.keys() & {"norms", "tokens", "rotation"}:
+        assert ours.source is not None
+        if ours.source.report.provenance.keys() & {"norms", "tokens", "rotation"}:
             result = "assumed"
     return result
 
