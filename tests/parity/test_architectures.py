@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from peers import timm
-from references import distance, spread
+from references import distance
+from torch import nn
 
 from vitlite import load
 from vitlite.checkpoints.formats.timm import ARCHITECTURES
@@ -31,36 +32,30 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_folder_of_timm_answers_as_timm(name: str, tmp_path: Path) -> None:
     """A small model, all of whose sizes but the depth differ from what the name stands for."""
-    theirs = spread(timm_architectures.small_model(name))
+    theirs = timm_architectures.small_model(name)
     timm.models.save_for_hf(theirs, tmp_path, safe_serialization=True)
-    ours = load(tmp_path)
+    compare(load(tmp_path), theirs)
+    # Qwen3 and NaFlex stretch their tables at every call, which test_equal.py compares; the others on loading.
+    if ARCHITECTURES[name].positions == "learned" and not name.startswith(("qwen3", "naflex")):
+        compare_at_another_size(theirs, tmp_path)
+
+
+def compare(ours: nn.Module, theirs: nn.Module) -> None:
     images = torch.randn(2, ours.config.channels, *ours.config.size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert distance(ours(images), theirs(images)) < timm_architectures.EQUAL
 
 
-STRETCHED = [  # on loading; Qwen3 and NaFlex stretch their tables at every call: tests/parity/test_equal.py
-    name
-    for name, known in ARCHITECTURES.items()
-    if known.positions == "learned" and not name.startswith(("qwen3", "naflex"))
-]
-
-
-@pytest.mark.parametrize("name", STRETCHED)
-def test_so_does_one_that_is_loaded_at_another_size(name: str, tmp_path: Path) -> None:
+def compare_at_another_size(small: nn.Module, tmp_path: Path) -> None:
     """timm stretches the table of some in a way of their own, and of all but hybrids the kernel for other patches."""
-    small = spread(timm_architectures.small_model(name))
     timm.models.save_for_hf(small, tmp_path, model_args=timm_architectures.SMALL, safe_serialization=True)
     embed = getattr(small, "encoder", small).patch_embed
     changes: dict[str, Any] = {"image_size": 2 * embed.img_size[0]}
     if not hasattr(embed, "backbone"):
         changes["patch_size"] = embed.patch_size[0] // 2
     ours = load(tmp_path, **changes)
-    given = {"img_size" if name == "image_size" else name: value for name, value in changes.items()}
-    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **given).eval()
-    images = torch.randn(1, ours.config.channels, *ours.config.size, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        assert distance(ours(images), theirs(images)) < timm_architectures.EQUAL
+    given = {"img_size" if field == "image_size" else field: value for field, value in changes.items()}
+    compare(ours, timm.create_model(f"local-dir:{tmp_path}", pretrained=True, **given).eval())
 
 
 @pytest.mark.parametrize("name", [name for name in VISION_TRANSFORMERS if name not in ARCHITECTURES])
