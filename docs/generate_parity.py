@@ -51,7 +51,8 @@ gradients the worst of all. The tests in `tests/parity/` hold logits and layers 
     yield from map(row, REFERENCES)
     yield """
 An empty cell: the library has no way to another size. timm mostly gives the same bits, as both call the same kernels
-in the same order.
+in the same order. transformers has no EVA-02, Perception Encoder or RoPE-ViT of its own: its `TimmWrapperModel` and
+`TimmWrapperForImageClassification` run timm's.
 
 ## Position tables at other sizes
 

@@ -109,6 +109,17 @@ def test_timm_opens_what_was_converted_and_it_comes_back(changes: dict[str, Any]
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", ["EVA-02", "Perception Encoder", "learned rotation"])
+def test_transformers_opens_by_timm_what_was_converted_for_timm(name: str, tmp_path: Path) -> None:
+    model = tiny_model_of_timm(**FAMILIES_IN_TIMM[name])
+    model.save(tmp_path / "ours")
+    convert(tmp_path / "ours", tmp_path / "theirs", "timm")
+    theirs = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "theirs").eval()
+    assert type(theirs) is transformers.TimmWrapperForImageClassification
+    with torch.no_grad():
+        assert near(theirs(IMAGES).logits, model(IMAGES))
+
+
 def test_only_tensors_that_timm_reads_stand_beside_its_words(tmp_path: Path) -> None:
     """`save` writes our names: of models whose tensors timm calls otherwise, vitlite alone is told what they are."""
     for name, opened in (("hybrid, root alone", True), ("gated", True), ("distilled", False), ("DINOv3", False)):

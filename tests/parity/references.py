@@ -33,6 +33,8 @@ class Reference:
     logits: Callable[[nn.Module, Tensor], Tensor]
     image_sizes: tuple[tuple[int, int], ...] = ()  # beside the native one
     folded: tuple[str, ...] = ()  # tokens whose rows of the position table are added to them
+    # their tokens, and the images, to (b, n, d) with the patches of each image in row-major order
+    tokens: Callable[[Tensor, Tensor], Tensor] = lambda tokens, images: tokens
 
     def __str__(self) -> str:
         return f"{self.library}: {self.option}"
@@ -82,6 +84,8 @@ class Reference:
             found[token] = found[token] if gradients else found[token] + first
         order = dict(c=self.config.channels, p=self.config.patch_size, q=self.config.patch_size)
         kernel = found["patch_embed.proj.weight"]
+        if kernel.ndim == 5:  # Qwen3-VL sees an image as two equal frames, whose kernels have equal gradients
+            found["patch_embed.proj.weight"] = kernel[:, :, 0] if gradients else kernel.sum(2)
         if kernel.ndim == 2:  # vit-pytorch and NaFlex
             found["patch_embed.proj.weight"] = rearrange(kernel, "d (p q c) -> d c p q", **order)
         if self.config.input_norm == "patches":
@@ -101,7 +105,7 @@ class Reference:
         logits = self.logits(module, images)
         for handle in handles:
             handle.remove()
-        return logits, [out[0] if isinstance(out, tuple) else out for out in outputs]
+        return logits, [self.tokens(out[0] if isinstance(out, tuple) else out, images) for out in outputs]
 
 
 def rotation_of(model: Any) -> Rotation | None:
@@ -300,6 +304,44 @@ def _naflex_of_transformers(name: str, option: str, config: Mapping[str, Any], *
     blocks = "encoder.layers" if name.endswith("VisionModel") else "vision_model.encoder.layers"
     sizes = ((48, 48), (24, 40), (16, 16), (8, 56))
     return Reference("transformers", option, ours, build, TRANSFORMERS_RULES, blocks, run, sizes)
+
+
+def _qwen3_of_transformers(name: str, option: str) -> Reference:
+    """The tower of Qwen3-VL or Qwen3.5: its input are patches of two equal frames, ordered in squares of 2 x 2."""
+
+    def run(model: nn.Module, images: Tensor) -> Tensor:
+        frames = images[:, :, None].expand(-1, -1, 2, -1, -1)
+        patches = rearrange(frames, "b c t (h m p) (w l q) -> (b h w m l) (c t p q)", m=2, l=2, p=8, q=8)
+        grids = torch.tensor([[1, images.shape[2] // 8, images.shape[3] // 8]] * len(images))
+        return tokens(model(patches, grids).last_hidden_state, images).mean(1)
+
+    def tokens(rows: Tensor, images: Tensor) -> Tensor:
+        h, w = (side // 16 for side in images.shape[2:])
+        return rearrange(rows, "(b h w m l) d -> b (h m w l) d", h=h, w=w, m=2, l=2)
+
+    kind = getattr(transformers, name)
+    theirs = dict(
+        depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=8, out_hidden_size=48,
+        num_position_embeddings=16, attn_implementation="eager",
+    )  # fmt: skip
+    if name == "Qwen3VLVisionModel":
+        theirs["deepstack_visual_indexes"] = []
+    ours = {
+        "rope": Rotation(pairs="halves"), "class_token": False, "pool": "mean", "final_norm": "none",
+        "mlp": "gelu_tanh", "resample": "jax", "num_classes": 0,
+    }  # fmt: skip
+    return Reference(
+        library="transformers",
+        option=option,
+        config=ViTConfig(**SIZES | ours),
+        build=lambda: kind(kind.config_class(**theirs)),
+        rules={r"merger\..+": "unused", r"pos_embed\.weight": "pos_embed",
+               r"(.+\.mlp)\.linear_(.+)": r"\1.\2", r"(.+)": r"\1"},
+        blocks="blocks",
+        logits=run,
+        image_sizes=((48, 48), (32, 48), (16, 64)),
+        tokens=tokens,
+    )  # fmt: skip
 
 
 def _dinov3(option: str, config: Mapping[str, Any] = {}, **theirs: Any) -> Reference:
@@ -727,6 +769,8 @@ REFERENCES = [
         {"pool": "mean", "num_classes": 7, "mlp": "quick_gelu"},
         hidden_act="quick_gelu",
     ),
+    _qwen3_of_transformers("Qwen3VLVisionModel", "Qwen3-VL"),
+    _qwen3_of_transformers("Qwen3_5VisionModel", "Qwen3.5"),
     _transformers(
         "CLIPVisionModelWithProjection",
         "CLIP",
