@@ -26,10 +26,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "EVA-02": {"rope": Rotation(reference=3), "mlp": "swiglu", "inner_norm": "mlp", "pool": "mean",
                "final_norm": "pooled"},
     "Perception Encoder": {"rope": Rotation(reference=4, offset=1, order="xy"), "input_norm": "tokens",
-                           "pool": "map_all", "pool_heads": 4, "norm_eps": 1e-5},
+                           "pool": "map_all", "norm_eps": 1e-5},
     "learned rotation": {"positions": "none", "rope": Rotation(order="xy", learned=True), "layer_scale": 0.5},
     "Qwen3": {"rope": Rotation(pairs="halves"), "class_token": False, "pool": "mean", "final_norm": "pooled_plain",
               "mlp": "gelu_tanh", "resample": "jax"},
+    "AIMv2": {"norm": "rms", "norm_eps": 1e-5, "input_norm": "projected", "mlp": "swiglu", "qkv_bias": False,
+              "class_token": False, "pool": "mean"},
     "NaFlex": {"pool": "map", "class_token": False, "mlp": "gelu_tanh", "resample": "naflex"},
     "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
     "no final norm": {"final_norm": "none", "layer_scale": 0.1},
@@ -51,7 +53,8 @@ FAMILIES_IN_TIMM: dict[str, dict[str, Any]] = {
     "DINOv3": DINOV3, "DINOv3, gated, with a head": {**DINOV3, "num_classes": 3, "mlp": "swiglu", "pool": "mean"},
     "DINOv3, no biases": {**DINOV3, "qkv_bias": False, "image_size": (32, 48)},
     "hybrid, root alone": {"stem": ()}, "hybrid": {"stem": (2, 2, 2, 2), "patch_size": 32, "image_size": 64},
-    **{name: FAMILIES[name] for name in ("EVA-02", "Perception Encoder", "learned rotation", "Qwen3", "NaFlex")},
+    **{name: FAMILIES[name] for name in ("EVA-02", "Perception Encoder", "learned rotation", "Qwen3")},
+    **{name: FAMILIES[name] for name in ("AIMv2", "NaFlex")},
 }  # fmt: skip
 ROTATIONS = (None, *(changes["rope"] for changes in FAMILIES.values() if "rope" in changes))
 

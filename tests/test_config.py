@@ -15,6 +15,7 @@ from vitlite.config import (
     InnerNorm,
     InputNorm,
     Mlp,
+    Norm,
     Pool,
     Positions,
     Resample,
@@ -146,7 +147,6 @@ WRONG = [
     ({"rope": {"reference": 1.5}}, r"rope.reference must be None or a positive integer, got 1\.5\."),
     ({"rope": {"order": "ij"}}, r"rope.order must be yx or xy, got 'ij'\."),
     ({"rope": {"learned": 1}}, r"rope.learned must be True or False, got 1\."),
-    ({"pool_heads": 0}, r"pool_heads must be an integer from 1 to 2147483647, got 0\."),
     ({"class_token": 1}, r"class_token must be True or False, got 1\."),
     ({"checkpointing": "yes"}, r"checkpointing must be True or False, got 'yes'\."),
     ({"dropout": 1.0}, r"dropout must be at least 0 and below 1, got 1\.0\."),
@@ -235,7 +235,7 @@ CONFIGS = st.fixed_dictionaries(
         "rope": st.sampled_from(
             [None, DINOV3_ROPE, Rotation(order="xy", offset=1, reference=2), Rotation(learned=True)]
         ),
-        "pool_heads": st.sampled_from([None, 2]),
+        "norm": st.sampled_from(get_args(Norm)),
         "layer_scale": st.sampled_from([None, 0.1]),
         "pre_logits": st.sampled_from([0, 7]),
         "dropout": st.sampled_from([0.0, 0.1]),

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "parity")]
 
 import torch  # noqa: E402
 from peers import timm  # noqa: E402
-from references import distance, final_norm_of, mlp_of, rotation_of, spread  # noqa: E402
+from references import distance, final_norm_of, mlp_of, norm_of, rotation_of, spread  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from timm.models.deit import VisionTransformerDistilled  # noqa: E402
 from torch import nn  # noqa: E402
@@ -55,7 +55,7 @@ EQUAL = 5e-5  # where the stem is a ResNet of 50 layers, rounding adds up
 def stands_for(model: nn.Module) -> Architecture:
     """What the name of a model of timm's stands for."""
     encoder = getattr(model, "encoder", model)  # Qwen3's classifier is around one
-    norm = next(module for module in model.modules() if isinstance(module, nn.LayerNorm))
+    norm = encoder.blocks[0].norm1
     pool, eva = POOLS[model.global_pool], isinstance(model, timm.models.Eva)
     if isinstance(model, VisionTransformerDistilled):
         pool = "cls_and_distillation"
@@ -69,7 +69,7 @@ def stands_for(model: nn.Module) -> Architecture:
         heads=encoder.blocks[0].attn.num_heads,
         norm_eps=norm.eps,
         pool=pool,
-        pool_heads=model.attn_pool.num_heads if pool == "map_all" else None,
+        norm=norm_of(norm),
         cls_position=model.num_prefix_tokens == 0 or not model.no_embed_class,
         positions="none" if getattr(model, "embeds", encoder).pos_embed is None else "learned",
         rope=rotation_of(model),

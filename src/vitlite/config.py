@@ -10,7 +10,8 @@ Pool = Literal["cls", "mean", "mean_with_cls", "cls_and_mean", "cls_and_distilla
 Positions = Literal["learned", "sincos2d", "none"]
 Resample = Literal["timm", "transformers", "torchvision", "jax", "tensorflow", "naflex"]
 Mlp = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu"]
-InputNorm = Literal["none", "tokens", "patches"]
+Norm = Literal["layer", "rms"]
+InputNorm = Literal["none", "tokens", "patches", "projected"]
 InnerNorm = Literal["none", "mlp", "both"]
 FinalNorm = Literal["tokens", "pooled", "pooled_plain", "none"]
 LARGEST = 2**31 - 1  # larger integers overflow where tensors are sized
@@ -67,9 +68,8 @@ class ViTConfig:
     # "cls": the class token. "mean": the mean of the patch tokens. "mean_with_cls": the mean of all tokens (vit-pytorch
     # before 1.16). "cls_and_mean": both vectors, concatenated (DINOv2). "cls_and_distillation": the class token and the
     # only register, concatenated (distilled DeiT). "map": attention from a learned query to the patches (SigLIP).
-    # "map_all": the same to all tokens, with an MLP of width 4 dim (Perception Encoder).
+    # "map_all": the same to all tokens, with 8 heads and an MLP of width 4 dim (Perception Encoder).
     pool: Pool = "cls"
-    pool_heads: int | None = None  # heads of attention pooling; None: heads
     channels: int = 3
     class_token: bool = True
     registers: int = 0
@@ -80,9 +80,10 @@ class ViTConfig:
     head_dim: int | None = None  # None: dim / heads
     qkv_bias: bool = True
     mlp: Mlp = "gelu"
+    norm: Norm = "layer"  # "rms": RMS norms, and linear layers of blocks without biases, except as in qkv_bias (AIMv2)
     norm_eps: float = 1e-6
     # "tokens": a norm before the blocks, and no bias of the patch projection (CLIP). "patches": norms before and after
-    # the patch projection (vit-pytorch).
+    # the patch projection (vit-pytorch). "projected": a norm after the patch projection (AIMv2).
     input_norm: InputNorm = "none"
     inner_norm: InnerNorm = "none"  # before the output projection of "mlp" (EVA-02) or "both", with attention (BEiT-3)
     # "tokens": before pooling. "pooled": after pooling. "pooled_plain": after pooling, without weights (Qwen3).
@@ -152,6 +153,16 @@ class ViTConfig:
         return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
 
     @property
+    def has_biases(self) -> bool:
+        """Whether norms have biases, and linear layers of blocks, except for queries, keys and values."""
+        return self.norm == "layer"
+
+    @property
+    def pool_heads(self) -> int:
+        """The number of heads of the attention pooling layer."""
+        return 8 if self.pool == "map_all" else self.heads
+
+    @property
     def pool_mlp_dim(self) -> int:
         """The hidden width of the MLP in the attention pooling layer."""
         return 4 * self.dim if self.pool == "map_all" else self.mlp_dim
@@ -207,12 +218,12 @@ def stem_stride(units: tuple[int, ...] | None) -> int:
 
 
 LEAST = {  # the smallest valid value of each integer field
-    **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels", "head_dim", "pool_heads"), 1),
+    **dict.fromkeys(("patch_size", "dim", "depth", "heads", "mlp_dim", "channels", "head_dim"), 1),
     **dict.fromkeys(("num_classes", "registers", "pre_logits", "cosine_head"), 0),
 }
-OPTIONAL = ("head_dim", "pool_heads", "cosine_head")  # integers that may be None
+OPTIONAL = ("head_dim", "cosine_head")  # integers that may be None
 CHOICES = {
-    "pool": Pool, "positions": Positions, "resample": Resample, "mlp": Mlp, "input_norm": InputNorm,
+    "pool": Pool, "positions": Positions, "resample": Resample, "mlp": Mlp, "norm": Norm, "input_norm": InputNorm,
     "inner_norm": InnerNorm, "final_norm": FinalNorm,
 }  # fmt: skip
 FLAGS = ("class_token", "cls_position", "qkv_bias", "checkpointing")
@@ -305,12 +316,13 @@ def _check_pooling(c: ViTConfig) -> None:
             f"pool='mean_with_cls' does not support registers, got registers={c.registers}. Use pool='mean', or set "
             "registers=0."
         )
-    if c.pool in ("map", "map_all") and c.dim % (c.pool_heads or c.heads):
-        heads = c.pool_heads or c.heads
+    if c.pool in ("map", "map_all") and c.dim % c.pool_heads:
         raise ConfigError(
-            f"With pool={c.pool!r}, dim must be divisible by the number of pooling heads, got dim={c.dim} and {heads} "
-            "heads. Change pool_heads."
+            f"With pool={c.pool!r}, dim must be divisible by the number of pooling heads, got dim={c.dim} and "
+            f"{c.pool_heads} heads. Change dim."
         )
+    if c.pool in ("map", "map_all") and c.norm == "rms":
+        raise ConfigError(f"norm='rms' cannot be combined with pool={c.pool!r}. Use pool='mean'.")
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:

@@ -155,7 +155,7 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
     assert stated.items() <= metadata.fields.items()
     assert metadata.labels == ("ant", "n2", "n3")
     assert metadata.architecture == "vit_base_patch16_224.some"
-    assert not {"norm_eps", "mlp_dim", "final_norm"} & metadata.fields.keys(), "arguments change these"
+    assert not {"norm", "norm_eps", "mlp_dim", "final_norm"} & metadata.fields.keys(), "arguments change these"
     assert (
         metadata.transform_error
         == "The preprocessing config has no crop_pct, interpolation, std. Add the missing values to the file."
@@ -166,7 +166,7 @@ def test_timm_says_things_in_three_places(tmp_path: Path) -> None:
         "heads": 12, "norm_eps": 1e-6, "cls_position": True, "resample": "timm", "final_norm": "tokens",
         "dim": 768, "depth": 12, "mlp_dim": 3072, "mlp": "gelu", "class_token": True, "registers": 0, "qkv_bias": True,
         "input_norm": "none", "inner_norm": "none", "layer_scale": None, "positions": "learned", "rope": None,
-        "pool": "cls", "pool_heads": None, "patch_size": 16,
+        "pool": "cls", "norm": "layer", "patch_size": 16,
     }  # fmt: skip
     former = {"labels": ["x", "y"], "label_names": ["n1", "n2"]}  # as it was called, all in one
     assert beside(tmp_path, PLAIN | former).labels == ("x", "y")

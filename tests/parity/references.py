@@ -138,14 +138,24 @@ def mlp_of(mlp: Any) -> str:
     return {"QuickGELU": "quick_gelu"}.get(type(mlp.act).__name__, "gelu_tanh" if tanh else "gelu")
 
 
+def norm_of(norm: nn.Module) -> str:
+    """The kind of a norm of timm's, in our words."""
+    if isinstance(norm, timm.layers.RmsNorm):
+        assert norm.elementwise_affine
+        return "rms"
+    assert isinstance(norm, nn.LayerNorm)
+    return "layer"
+
+
 def final_norm_of(model: Any) -> str:
     """Where a model of timm's has its final norm, in our words."""
     if hasattr(model, "encoder"):
         assert not model.norm.elementwise_affine
         return "pooled_plain"
-    if isinstance(model.fc_norm, nn.LayerNorm):
+    norms = (nn.LayerNorm, timm.layers.RmsNorm)
+    if isinstance(model.fc_norm, norms):
         return "pooled"
-    return "tokens" if isinstance(model.norm, nn.LayerNorm) else "none"
+    return "tokens" if isinstance(model.norm, norms) else "none"
 
 
 def spread(module: nn.Module, seed: int = 0) -> nn.Module:
@@ -379,6 +389,14 @@ TRANSFORMERS_RULES = {
     r"(?:\w+\.)?embeddings\.(?:register_tokens|distillation_token)": "reg_token",
     r"(?:\w+\.)?embeddings\.position_embeddings": "pos_embed",
     r"(?:\w+\.)?embeddings\.position_embedding\.weight": "pos_embed",
+    r"embeddings\.patch_embed\.(.+)": r"patch_embed.proj.\1",
+    r"embeddings\.rms_norm\.(.+)": r"patch_embed.norm.\1",
+    r"encoder\.layers\.(\d+)\.attention\.out_proj\.(.+)": r"blocks.\1.attn.proj.\2",
+    r"encoder\.layers\.(\d+)\.rms_norm([12])\.(.+)": r"blocks.\1.norm\2.\3",
+    r"encoder\.layers\.(\d+)\.ffn\.gate_proj\.(.+)": r"blocks.\1.mlp.fc1_g.\2",
+    r"encoder\.layers\.(\d+)\.ffn\.up_proj\.(.+)": r"blocks.\1.mlp.fc1_x.\2",
+    r"encoder\.layers\.(\d+)\.ffn\.down_proj\.(.+)": r"blocks.\1.mlp.fc2.\2",
+    r"rms_norm\.(.+)": r"norm.\1",
     r"(?:\w+\.)?embeddings\.mask_token": "unused",
     r"(?:\w+\.)?embeddings\.patch_embeddings\.projection\.(.+)": r"patch_embed.proj.\1",
     r"(?:\w+\.)?embeddings\.patch_embeddings?\.(weight|bias)": r"patch_embed.proj.\1",
@@ -436,6 +454,28 @@ def _transformers(
         return logits(model(images, **resized, **inputs))
 
     return Reference("transformers", option, ours, build, TRANSFORMERS_RULES, blocks, run, image_sizes, folded)
+
+
+def _aimv2_of_transformers(option: str, is_native: bool) -> Reference:
+    """AIMv2 without its attention pooling, which only models trained with text have."""
+
+    def build() -> nn.Module:
+        config = transformers.models.aimv2.configuration_aimv2.Aimv2VisionConfig(
+            hidden_size=48, num_hidden_layers=3, num_attention_heads=4, intermediate_size=80, image_size=32,
+            patch_size=8, use_head=False, is_native=is_native, attn_implementation="eager",
+        )  # fmt: skip
+        return transformers.Aimv2VisionModel(config)
+
+    return Reference(
+        library="transformers",
+        option=option,
+        config=ViTConfig(**SIZES | aimv2 | {"num_classes": 0, "positions": "sincos2d" if is_native else "learned"}),
+        build=build,
+        rules=TRANSFORMERS_RULES,
+        blocks="encoder.layers",
+        logits=lambda model, images: model(images).last_hidden_state.mean(1),
+        image_sizes=((48, 48), (24, 40), (16, 16)) if is_native else (),
+    )
 
 
 TORCHVISION_RULES = {
@@ -542,6 +582,14 @@ pe = {"input_norm": "tokens", "norm_eps": 1e-5}
 perception = dict(attn_type="rope", use_pre_transformer_norm=True, norm_layer=partial(nn.LayerNorm, eps=1e-5))
 pe_pool = dict(global_pool="map", attn_pool_num_heads=8, attn_pool_mlp_ratio=4.0)
 pe_mean = dict(global_pool="avg", use_post_transformer_norm=False, use_fc_norm=False)
+aimv2 = mean | {
+    "norm": "rms", "norm_eps": 1e-5, "input_norm": "projected", "mlp": "swiglu", "qkv_bias": False, "class_token": False
+}  # fmt: skip
+apple = dict(
+    norm_layer=partial(timm.layers.RmsNorm, eps=1e-5), embed_norm_layer=partial(timm.layers.RmsNorm, eps=1e-5),
+    mlp_layer=timm.layers.SwiGLU, act_layer=nn.SiLU, qkv_bias=False, proj_bias=False, class_token=False,
+    global_pool="avg",
+)  # fmt: skip
 NAVER, MIXED = Rotation(temperature=100, order="xy"), Rotation(temperature=10, order="xy", learned=True)
 naver = dict(attn_type="rope", init_values=1e-5, global_pool="token")
 noise = torch.arange(16.0).expand(2, -1)  # ViTMAE masks nothing and shuffles nothing
@@ -594,11 +642,11 @@ REFERENCES = [
         scale_attn_inner=True,
         **separate,
     ),
-    _rotary("PE core", PE, pe | {"pool": "map_all", "pool_heads": 8}, **perception, **pe_pool),
+    _rotary("PE core", PE, pe | {"pool": "map_all"}, **perception, **pe_pool),
     _rotary(
         "PE core without a class token",
         PE_WITHOUT_CLS,
-        pe | {"pool": "map_all", "pool_heads": 8, "class_token": False},
+        pe | {"pool": "map_all", "class_token": False},
         class_token=False,
         **perception,
         **pe_pool,
@@ -636,6 +684,12 @@ REFERENCES = [
     ),
     _naflex(),
     _qwen3(),
+    _timm("AIMv2", config=aimv2, **apple),
+    _timm(
+        "AIMv2, class token, norm after pooling, biases of q, k and v",
+        config=aimv2 | {"class_token": True, "pool": "cls", "final_norm": "pooled", "qkv_bias": True},
+        **apple | {"class_token": True, "global_pool": "token", "qkv_bias": True, "fc_norm": True},
+    ),
     _timm("gated MLP", config={"mlp": "swiglu"}, **swiglu),
     _timm(
         "EVA",
@@ -769,6 +823,8 @@ REFERENCES = [
         {"pool": "mean", "num_classes": 7, "mlp": "quick_gelu"},
         hidden_act="quick_gelu",
     ),
+    _aimv2_of_transformers("AIMv2", is_native=False),
+    _aimv2_of_transformers("AIMv2, native resolution", is_native=True),
     _qwen3_of_transformers("Qwen3VLVisionModel", "Qwen3-VL"),
     _qwen3_of_transformers("Qwen3_5VisionModel", "Qwen3.5"),
     _transformers(

@@ -155,7 +155,7 @@ CAUGHT = [
     for reference in REFERENCES
     for mistake in MISTAKES
     if reference.config.size == (32, 32)
-    and not (reference.config.positions == "none" and "positions" in mistake)
+    and not (reference.config.positions != "learned" and "positions" in mistake)
     and not (reference.config.mlp == "swiglu" and "GELU" in mistake)
     and not (reference.config.kernel_size == 1 and "pixels" in mistake)
 ]
@@ -282,6 +282,18 @@ def before_the_norm(pool: Any, model: ViT, x: Tensor) -> Tensor:
 def by_another_gelu(pool: Any, model: ViT, x: Tensor) -> Tensor:
     pool.mlp.act = torch.nn.GELU("tanh")
     return pool(model.norm(x)[:, model.config.prefix_tokens :])
+
+
+def centring(norm: torch.nn.RMSNorm) -> None:
+    norm.forward = lambda x: torch.nn.functional.layer_norm(x, norm.normalized_shape, norm.weight, None, norm.eps)
+
+
+def norm_after_the_positions(model: ViT) -> None:
+    model.norm_pre, model.patch_embed.norm = model.patch_embed.norm, torch.nn.Identity()
+
+
+def norm_after_pooling(model: ViT) -> None:
+    model.norm, model.fc_norm = torch.nn.Identity(), model.norm
 
 
 def norm_of_the_patches(model: ViT) -> None:
@@ -518,6 +530,14 @@ FAMILY_MISTAKES: dict[str, dict[str, Callable[[ViT], None]]] = {
         "a reference grid": with_rope(reference=3),
         "the norm before pooling": pool_with(lambda _, model, x: normed(x).mean(1)),
         "no norm": lambda model: setattr(model, "fc_norm", torch.nn.Identity()),
+    },
+    "AIMv2": {
+        "norms that centre": change_each(torch.nn.RMSNorm, centring),
+        "gate and value swapped": swap_halves("fc1.weight"),
+        "gate by GELU": gate_by(torch.nn.functional.gelu),
+        "no norm of the patches": lambda model: setattr(model.patch_embed, "norm", torch.nn.Identity()),
+        "the norm of the patches after the positions": norm_after_the_positions,
+        "the norm after pooling": norm_after_pooling,
     },
     "NaFlex": {
         "a bicubic table": resampled_as("timm"),

@@ -11,7 +11,7 @@ import generate_models
 import pytest
 import torch
 from peers import timm
-from references import distance, final_norm_of, mlp_of, rotation_of, spread
+from references import distance, final_norm_of, mlp_of, norm_of, rotation_of, spread
 from safetensors.torch import save_file
 from torch import nn
 
@@ -61,8 +61,10 @@ def said_by_timm(peer: nn.Module) -> dict[str, Any]:
     """The fields of a config, as they are in timm's model of it."""
     encoder = getattr(peer, "encoder", peer)  # Qwen3's classifier is around one
     block = encoder.blocks[0]
-    (norm_eps,) = {norm.eps for norm in peer.modules() if isinstance(norm, nn.LayerNorm)}
-    attn, is_norm = block.attn, lambda module: isinstance(module, nn.LayerNorm)
+    norms = [module for module in peer.modules() if isinstance(module, (nn.LayerNorm, timm.layers.RmsNorm))]
+    (norm_eps,), (norm,) = {each.eps for each in norms}, {norm_of(each) for each in norms}
+    assert (block.attn.proj.bias is None) == (block.mlp.fc2.bias is None) == (norm == "rms")
+    attn, is_norm = block.attn, lambda module: isinstance(module, (nn.LayerNorm, timm.layers.RmsNorm))
     qkv = attn.q_proj if attn.qkv is None else attn.qkv
     return {
         "dim": peer.embed_dim,
@@ -76,7 +78,8 @@ def said_by_timm(peer: nn.Module) -> dict[str, Any]:
         "qkv_bias": qkv.bias is not None or getattr(attn, "q_bias", None) is not None,
         "layer_scale": block.init_values if hasattr(block, "gamma_1") else getattr(block.ls1, "init_values", None),
         "inner_norm": "both" if is_norm(attn.norm) else "mlp" if is_norm(getattr(block.mlp, "norm", None)) else "none",
-        "input_norm": "tokens" if is_norm(getattr(peer, "norm_pre", None)) else "none",
+        "norm": norm,
+        "input_norm": input_norm_of(peer),
         "final_norm": final_norm_of(peer),
         "norm_eps": norm_eps,
         **pool_and_positions(peer),
@@ -84,19 +87,26 @@ def said_by_timm(peer: nn.Module) -> dict[str, Any]:
     }
 
 
+def input_norm_of(peer: nn.Module) -> str:
+    if isinstance(getattr(peer, "norm_pre", None), nn.LayerNorm):
+        return "tokens"
+    embed = getattr(getattr(peer, "encoder", peer), "patch_embed", None)  # NaFlex has none
+    return "none" if isinstance(getattr(embed, "norm", nn.Identity()), nn.Identity) else "projected"
+
+
 def pool_and_positions(peer: nn.Module) -> dict[str, Any]:
     assert not getattr(peer, "pool_include_prefix", False)
     pool = POOL[peer.global_pool]
     if hasattr(peer, "head_dist"):
         pool = "cls_and_distillation"
-    pool_heads = None
     if pool == "map" and isinstance(peer, timm.models.Eva):
-        pool, pool_heads = "map_all", peer.attn_pool.num_heads
+        pool = "map_all"
+        assert peer.attn_pool.num_heads == 8
     encoder = getattr(peer, "embeds", getattr(peer, "encoder", peer))  # of NaFlex, and of Qwen3
     positions = "learned" if encoder.pos_embed is not None else "none"
     rope = rotation_of(peer)
     assert rope is not None or positions == "learned"
-    return {"pool": pool, "pool_heads": pool_heads, "positions": positions, "rope": rope}
+    return {"pool": pool, "positions": positions, "rope": rope}
 
 
 def patches(peer: nn.Module) -> dict[str, Any]:

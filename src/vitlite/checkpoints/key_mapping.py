@@ -32,6 +32,9 @@ AXES = {  # the number of axes of the tensors that determine the config
     "blocks.#.mlp.fc1.weight": 2, "blocks.#.mlp.fc2.weight": 2, "attn_pool.latent": 3, "pre_logits.weight": 2,
     "head.weight": 2,
 }  # fmt: skip
+INPUT_NORMS = {
+    "norm_pre.weight": "tokens", "patch_embed.norm_in.weight": "patches", "patch_embed.norm.weight": "projected",
+}  # fmt: skip
 PARTS = {  # from a tensor to the field of the config that is True if the tensor exists
     "qkv_bias": "blocks.0.attn.qkv.bias",
     "layer_scale": "blocks.0.ls1.gamma",
@@ -523,7 +526,8 @@ def infer_geometry(mapping: KeyMapping, shapes: Mapping[str, Shape]) -> dict[str
         "mlp_dim": mlp_dim,
         "gated": tensors["blocks.0.mlp.fc1.weight"].shape[0] == 2 * mlp_dim,
         "attention_pool": "attn_pool.latent" in tensors,
-        "input_norm": _which_norm(tensors, {"norm_pre.weight": "tokens", "patch_embed.norm.weight": "patches"}),
+        "norm": "layer" if any(name.endswith(".norm1.bias") for name in tensors) else "rms",
+        "input_norm": _which_norm(tensors, INPUT_NORMS),
         "inner_norm": _which_norm(tensors, {"blocks.0.attn.norm.weight": "both", "blocks.0.mlp.norm.weight": "mlp"}),
         "position_rows": table.shape[1] if table else None,
         "token_rows": 0,

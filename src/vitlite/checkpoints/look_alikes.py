@@ -47,7 +47,7 @@ def look_alike(mapping: KeyMapping, geometry: Mapping[str, Any], *, rotary: bool
             and ("final_norm" not in geometry or pools_by_attention)
         ):
             return LOOK_ALIKES["norms"]
-        if scale is None and bias is None and not geometry["class_token"]:
+        if scale is None and bias is None and not geometry["class_token"] and geometry["norm"] == "layer":
             return LOOK_ALIKES["nothing"]
     if pools_by_attention and not pools_all and (geometry["class_token"] or geometry["registers"]):
         return LOOK_ALIKES["pooled"]

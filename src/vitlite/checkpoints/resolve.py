@@ -34,7 +34,6 @@ REQUIRED = (
     "norm_eps",
     "mlp",
     "pool",
-    "pool_heads",
     "final_norm",
 )
 RUNTIME = ("resample", "dropout", "drop_path", "checkpointing")  # fields that do not depend on the weights
@@ -210,8 +209,6 @@ def _fill_in_defaults(values: dict[str, Value], evidence: Evidence, defaults: Ma
     usual = {"resample": checkpoint_format.resample[geometry["registers"] > 0]}
     if geometry["attention_pool"] and "pool" not in geometry and not geometry["class_token"] + geometry["registers"]:
         usual["pool"] = "map"  # the same as map_all
-    if "pool" not in values or values["pool"].value != "map_all":
-        usual["pool_heads"] = None
     if not geometry["rotary"] and "rope" not in ambiguous:
         usual["rope"] = None
     for name in checkpoint_format.assumed:

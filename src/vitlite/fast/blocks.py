@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
@@ -59,7 +60,7 @@ class Layers(Protocol):
 
         Args:
             name: The name of the linear layer, such as "fc1".
-            norm: A LayerNorm, or an identity if there is no norm.
+            norm: A LayerNorm or an RMSNorm, or an identity if there is no norm.
             factor: The factor by which the inputs of the norm are too large, because the layer before scales them.
         """
 
@@ -100,13 +101,10 @@ class FastPatches(nn.Module):
         kernel, bias = embed.proj.weight.detach(), embed.proj.bias
         self.patch_size, self.prefix_tokens, self.dtype = embed.patch_size, prefix_tokens, dtype
         self.backbone = _with_plain_convolutions(copy.deepcopy(embed.backbone)).to(dtype)
-        self.norm_in = None
-        if embed.norm_in is None:  # the bias is added with the positions
-            self.proj = linear(kernel.flatten(1), None, dtype)
-        else:
-            self.norm_in = copy.deepcopy(embed.norm_in).to(dtype)
-            self.norm = copy.deepcopy(embed.norm).to(dtype)
-            self.proj = linear(kernel.flatten(1), bias, dtype)
+        self.norm_in, self.norm = (plain_norm(norm, dtype) for norm in (embed.norm_in, embed.norm))
+        self.normed = _is_norm(embed.norm)
+        self.proj = linear(kernel.flatten(1), bias if self.normed else None, dtype)
+        if self.normed:  # otherwise, the bias is added with the positions
             bias = None
         self.bias = kernel.new_zeros(len(kernel)) if bias is None else bias.detach()
 
@@ -123,7 +121,7 @@ class FastPatches(nn.Module):
         x[:, : self.prefix_tokens] = 0  # zeros are projected to zeros, to which `added` adds the prefix tokens
         patches = rearrange(images, "b c (h p) (w q) -> b h w c p q", p=p, q=p)
         x[:, self.prefix_tokens :].view(patches.shape).copy_(patches)
-        if self.norm_in is None:
+        if not self.normed:
             return self.proj.added(x, added.expand(b, -1, -1).contiguous())
         x = self.norm(self.proj(self.norm_in(x)))  # (b, n, d)
         x[:, : self.prefix_tokens] = 0
@@ -360,19 +358,22 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.LayerNorm)
+    return isinstance(module, (nn.LayerNorm, nn.RMSNorm))
 
 
-def plain_norm(norm: nn.Module, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes a LayerNorm faster than calling the module.
+def plain_norm(norm: nn.Module | None, dtype: torch.dtype, factor: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """Return a function that computes a LayerNorm or an RMSNorm faster than calling the module.
 
     Args:
-        norm: A LayerNorm. For any other module, the function returns its input unchanged.
+        norm: A LayerNorm or an RMSNorm. For anything else, the function returns its input unchanged.
         dtype: The dtype of the weights of the norm.
         factor: The factor by which the input is too large. The norm removes it, because epsilon is scaled accordingly.
     """
-    if not isinstance(norm, nn.LayerNorm):
+    if not isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
         return lambda x: x
-    weight, bias = (None if values is None else values.detach().to(dtype) for values in (norm.weight, norm.bias))
-    shape, eps = norm.normalized_shape, norm.eps * factor**2
+    weight = None if norm.weight is None else norm.weight.detach().to(dtype)
+    shape, eps = norm.normalized_shape, cast(float, norm.eps) * factor**2
+    if isinstance(norm, nn.RMSNorm):
+        return lambda x: F.rms_norm(x, shape, weight, eps)
+    bias = None if norm.bias is None else norm.bias.detach().to(dtype)
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

@@ -10,7 +10,7 @@ Shapes: b images, n tokens, d inputs, k outputs.
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -149,10 +149,12 @@ class Int8Layers:
             plain = plain_norm(norm, torch.float32, factor)
             return lambda x: plain(x.float()).to(self.dtype)
         half = quantization.zero_point + 0.5
-        if isinstance(norm, nn.LayerNorm):
+        if isinstance(norm, (nn.LayerNorm, nn.RMSNorm)):
             weight = norm.weight.detach().float() / quantization.divisor
+            shape, eps = norm.normalized_shape, cast(float, norm.eps) * factor**2
+            if isinstance(norm, nn.RMSNorm):
+                return lambda x: _to_bytes(F.rms_norm(x.float(), shape, weight, eps).add_(half))
             bias = norm.bias.detach().float() / quantization.divisor + half
-            shape, eps = norm.normalized_shape, norm.eps * factor**2
             return lambda x: _to_bytes(torch.layer_norm(x.float(), shape, weight, bias, eps))
 
         def quantize(x: Tensor) -> Tensor:

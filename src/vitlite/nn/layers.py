@@ -16,6 +16,8 @@ from vitlite import kernels
 from vitlite.config import ViTConfig
 from vitlite.nn.positions import rotate, rotation_angles
 
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
 
 def linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """Apply a linear layer: (b, n, d) -> (b, n, k). Inference uses oneDNN if it is faster on this CPU.
@@ -38,10 +40,10 @@ class PatchEmbed(nn.Module):
             self.backbone = stem(config)
             c, p = config.stem_dim, config.kernel_size
         self.patch_size = p
-        normed = config.input_norm == "patches"
-        self.norm_in = nn.LayerNorm(c * p * p, config.norm_eps) if normed else None
+        norm, around = NORMS[config.norm], config.input_norm == "patches"
+        self.norm_in = norm(c * p * p, config.norm_eps) if around else None
         self.proj = nn.Conv2d(c, d, kernel_size=p, stride=p, bias=config.input_norm != "tokens")
-        self.norm = nn.LayerNorm(d, config.norm_eps) if normed else nn.Identity()
+        self.norm = norm(d, config.norm_eps) if around or config.input_norm == "projected" else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         if self.norm_in is not None:
@@ -65,8 +67,8 @@ class Attention(nn.Module):
         self.adjacent = config.rope is not None and config.rope.pairs == "adjacent"
         self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
         normed = config.inner_norm == "both"
-        self.norm = nn.LayerNorm(config.attention_dim, config.norm_eps) if normed else nn.Identity()
-        self.proj = nn.Linear(config.attention_dim, config.dim)
+        self.norm = NORMS[config.norm](config.attention_dim, config.norm_eps) if normed else nn.Identity()
+        self.proj = nn.Linear(config.attention_dim, config.dim, bias=config.has_biases)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def queries_keys_values(self, x: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,10 +126,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, config.mlp_dim)
+        self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.has_biases)
         self.act = ACTIVATIONS[config.mlp]()
-        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        normed = config.inner_norm != "none"
+        self.norm = NORMS[config.norm](config.mlp_dim, config.norm_eps) if normed else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.has_biases)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,9 +145,10 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim)  # gate and value, stacked
-        self.norm = nn.LayerNorm(config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim)
+        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim, bias=config.has_biases)  # gate and value, stacked
+        normed = config.inner_norm != "none"
+        self.norm = NORMS[config.norm](config.mlp_dim, config.norm_eps) if normed else nn.Identity()
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.has_biases)
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -184,10 +188,10 @@ class Block(nn.Module):
         super().__init__()
         d, scale = config.dim, config.layer_scale
         self.checkpointing = config.checkpointing
-        self.norm1 = nn.LayerNorm(d, config.norm_eps)
+        self.norm1 = NORMS[config.norm](d, config.norm_eps)
         self.attn = Attention(config)
         self.ls1 = nn.Identity() if scale is None else LayerScale(d, scale)
-        self.norm2 = nn.LayerNorm(d, config.norm_eps)
+        self.norm2 = NORMS[config.norm](d, config.norm_eps)
         self.mlp = SwiGLU(config) if config.mlp == "swiglu" else MLP(config)
         self.ls2 = nn.Identity() if scale is None else LayerScale(d, scale)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
@@ -211,7 +215,7 @@ class AttentionPool(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         d = config.dim
-        self.heads = config.pool_heads or config.heads
+        self.heads = config.pool_heads
         self.latent = nn.Parameter(torch.zeros(1, 1, d))
         self.q = nn.Linear(d, d)
         self.kv = nn.Linear(d, 2 * d)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitlite.config import Rotation, ViTConfig, fitting
 from vitlite.errors import ConfigError, InputError
-from vitlite.nn.layers import AttentionPool, Block, CosineHead, PatchEmbed, RopeFrequencies
+from vitlite.nn.layers import NORMS, AttentionPool, Block, CosineHead, PatchEmbed, RopeFrequencies
 from vitlite.nn.positions import PositionTables
 from vitlite.nn.timm_interface import TimmInterface
 
@@ -73,7 +73,7 @@ class ViT(TimmInterface, nn.Module):
                 f"ViT expects a ViTConfig, got {type(config).__name__}. To create a model by name, call vitlite.create."
             )
         super().__init__()
-        d, eps = config.dim, config.norm_eps
+        d, eps, norm = config.dim, config.norm_eps, NORMS[config.norm]
         self.config = config
         self.labels: Sequence[str] | None = None  # names of the classes
         self.scores: Scores = "softmax"  # "sigmoid": each class by itself
@@ -89,14 +89,14 @@ class ViT(TimmInterface, nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, config.position_rows, d)) if learned else None
         self.rope = RopeFrequencies(config) if config.rope is not None and config.rope.learned else None
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.norm_pre = nn.LayerNorm(d, eps) if config.input_norm == "tokens" else nn.Identity()
+        self.norm_pre = norm(d, eps) if config.input_norm == "tokens" else nn.Identity()
         last = max(config.depth - 1, 1)
         self.blocks = nn.ModuleList(Block(config, config.drop_path * i / last) for i in range(config.depth))
-        self.norm = nn.LayerNorm(d, eps) if config.final_norm == "tokens" else nn.Identity()
+        self.norm = norm(d, eps) if config.final_norm == "tokens" else nn.Identity()
 
         self.attn_pool = AttentionPool(config) if config.pool in ("map", "map_all") else nn.Identity()
         pooled, plain = config.final_norm.startswith("pooled"), config.final_norm == "pooled_plain"
-        self.fc_norm = nn.LayerNorm(config.pooled_dim, eps, elementwise_affine=not plain) if pooled else nn.Identity()
+        self.fc_norm = norm(config.pooled_dim, eps, elementwise_affine=not plain) if pooled else nn.Identity()
         self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
         self.tables = PositionTables()

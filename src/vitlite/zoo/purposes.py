@@ -38,7 +38,7 @@ PURPOSES = (
     Purpose(
         "Dense features",
         ("*dinov3_*", "*.lingbot_*", "*.radio_*", "*dinov2_*", "*tipsv2_*", "*.siglip_gap_pali*", "*.intern300m_*",
-         "*.pe_*", "*.qwen*"),
+         "*.pe_*", "*.qwen*", "*.aimv2_*"),
     ),
     Purpose("To train further", ("*.orig_in21k", "*.eva02_mim_*_ft_in22k_448")),
     Purpose(

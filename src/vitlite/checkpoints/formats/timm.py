@@ -144,6 +144,7 @@ CHANGED_BY = {  # the model_args that override each field of the architecture
     "layer_scale": ("init_values",),
     "positions": ("pos_embed", "use_abs_pos_emb"),
     "heads": ("num_heads",),
+    "norm": ("norm_layer",),
     "norm_eps": ("norm_layer",),  # each norm layer has its own default epsilon
     "cls_position": ("no_embed_class",),
     "final_norm": ("final_norm", "fc_norm", "use_post_transformer_norm", "use_fc_norm"),
@@ -169,7 +170,7 @@ class Architecture(NamedTuple):
     heads: int
     norm_eps: float
     pool: str
-    pool_heads: int | None
+    norm: str
     cls_position: bool
     positions: str
     rope: Rotation | None
@@ -287,8 +288,6 @@ def _fields_of(architecture: Architecture, args: Mapping[str, Any], pool: str | 
         fields.pop("final_norm", None)
     if pool is not None:
         fields["pool"] = pool
-    heads = args.get("attn_pool_num_heads", architecture.pool_heads)
-    fields["pool_heads"] = None if heads == args.get("num_heads", architecture.heads) else heads
     if any(argument in args for argument, _ in ROPE_ARGS.values()):
         fields["rope"] = _rope_of_args(architecture.rope or Rotation(), args)
     return fields | _fields_of_args(args)
@@ -366,6 +365,12 @@ def _pool(
             f"got {' and '.join(stated)}."
         )
     if pool == "map" and not architecture.map_of_patches:
+        heads = args.get("attn_pool_num_heads", 8 if architecture.pool == "map_all" else None)
+        if heads != 8:
+            raise CheckpointError(
+                "vitlite supports attention pooling of all tokens only with 8 heads, as in the Perception Encoder. Set "
+                "attn_pool_num_heads to 8 if the weights were trained with it."
+            )
         return "map_all"
     if pool == "token" and architecture.pool == "cls_and_distillation":
         return architecture.pool
@@ -500,6 +505,7 @@ DINOV3 = "vit_small_patch16_dinov3"
 ROTARY = {1e-6: "eva_giant_patch14_224", 1e-5: "vit_pe_core_base_patch16_224"}  # by the epsilon of the norms
 QWEN3 = "qwen3_vit_88m"
 NAFLEX = "naflexvit_base_patch16_siglip"
+AIMV2 = "aimv2_large_patch14_224"
 HYBRIDS = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -522,6 +528,9 @@ COMPUTED: dict[str, dict[str, Any]] = {  # the field values that model_args cann
         "norm_eps": 1e-6, "class_token": False, "registers": 0, "positions": "learned", "stem": None,
         "input_norm": "none", "inner_norm": "none",
     },
+    AIMV2: {
+        "norm": "rms", "norm_eps": 1e-5, "mlp": "swiglu", "stem": None, "input_norm": "projected", "inner_norm": "none",
+    },
     DISTILLED: {"norm_eps": 1e-6, "registers": 1, "stem": None, "input_norm": "none"},
     GATED: {"norm_eps": 1e-6, "stem": None, "inner_norm": "none"},
     CLIP: {"norm_eps": 1e-5},
@@ -533,6 +542,8 @@ def format_for_timm(config: ViTConfig) -> str:
     """Return the checkpoint format that timm uses for a model with this config."""
     if config.resample == "naflex":
         return "timm-naflex"
+    if config.norm == "rms":
+        return "timm-aimv2"
     if config.rope is None:
         return "timm-distilled" if config.pool == "cls_and_distillation" else "timm"
     if config.final_norm == "pooled_plain":
@@ -600,6 +611,8 @@ def _architecture_for(config: ViTConfig) -> str:
         return _rotary_architecture(config)
     if config.resample == "naflex":
         return NAFLEX
+    if config.norm == "rms":
+        return AIMV2
     if config.pool == "cls_and_distillation":
         return DISTILLED
     if config.mlp == "swiglu":
@@ -680,14 +693,16 @@ def _rotary_args(config: ViTConfig, rope: Rotation) -> dict[str, Any]:
         "use_pre_transformer_norm": config.input_norm == "tokens",
         "use_post_transformer_norm": config.final_norm == "tokens",
         "use_fc_norm": config.final_norm == "pooled",
-        "attn_pool_num_heads": config.pool_heads or config.heads,
+        "attn_pool_num_heads": config.pool_heads,
         "attn_pool_mlp_ratio": config.pool_mlp_dim / config.dim,
     }
 
 
 def _mlp_ratio(config: ViTConfig) -> float:
     """Return timm's mlp_ratio, the hidden width of an MLP divided by the token width."""
-    packed = config.mlp == "swiglu" and config.rope is None  # here, the hidden width includes the gate
+    packed = (
+        config.mlp == "swiglu" and config.rope is None and config.norm == "layer"
+    )  # here, the hidden width includes the gate
     return (2 if packed else 1) * config.mlp_dim / config.dim
 
 
@@ -716,7 +731,7 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
     computed = COMPUTED.get(architecture, COMPUTED[PLAIN])
     ratio = _mlp_ratio(config)
     eva = config.rope is not None and architecture != QWEN3
-    gated = {GATED, DINOV3, *ROTARY.values()}
+    gated = {GATED, DINOV3, AIMV2, *ROTARY.values()}
     supported = {
         "mlp": architecture in gated if config.mlp == "swiglu" else config.mlp == "gelu" or not eva,
         "final_norm": config.final_norm in WRITTEN_NORMS.get(architecture, ("tokens", "pooled", "none")),
@@ -727,7 +742,8 @@ def _unsupported_fields(config: ViTConfig) -> list[str]:
         "positions": config.positions != "sincos2d",
         "pool": config.pool in WRITTEN_POOLS and pools_as_timm(config),
         "layer_scale": config.layer_scale != 0 and (architecture != DINOV3 or config.layer_scale is not None),
-        "input_norm": config.input_norm != "patches",
+        "norm": config.norm == "layer" or architecture == AIMV2,
+        "input_norm": config.input_norm in ("none", "tokens") or architecture == AIMV2,
         "pre_logits": not config.pre_logits,
         "head_dim": not config.head_dim,
         "cosine_head": config.cosine_head is None,
@@ -757,9 +773,9 @@ def pools_as_timm(config: ViTConfig) -> bool:
     """Return whether timm pools exactly like vitlite for this config."""
     if config.pool in ("map", "map_all"):
         if config.rope is not None:  # timm's Eva reads all tokens
-            return config.rope != DINOV3_ROPE and (config.pool == "map_all" or not config.prefix_tokens)
+            return config.rope != DINOV3_ROPE and config.pool == "map_all"
         # in timm, the MLP of the pooling has the same activation as the blocks
-        return config.pool == "map" and config.mlp != "swiglu" and config.pool_heads in (None, config.heads)
+        return config.pool == "map" and config.mlp != "swiglu"
     if config.pool == "cls_and_distillation":  # without heads, timm returns the mean of the two tokens
         return config.num_classes > 0 and config.positions == "learned"
     return True

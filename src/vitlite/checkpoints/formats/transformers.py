@@ -488,7 +488,6 @@ def _fixed_by_kind(kind: str, config: ViTConfig) -> dict[str, Any]:
         return {
             "class_token": False,
             "pool": "map",
-            "pool_heads": None,
             "num_classes": 0,
             "qkv_bias": True,
             "image_size": config.size[0],
