@@ -153,11 +153,6 @@ class ViTConfig:
         return self.dim * (2 if self.pool in ("cls_and_mean", "cls_and_distillation") else 1)
 
     @property
-    def has_biases(self) -> bool:
-        """Whether norms have biases, and linear layers of blocks, except for queries, keys and values."""
-        return self.norm == "layer"
-
-    @property
     def pool_heads(self) -> int:
         """The number of heads of the attention pooling layer."""
         return 8 if self.pool == "map_all" else self.heads
@@ -321,8 +316,6 @@ def _check_pooling(c: ViTConfig) -> None:
             f"With pool={c.pool!r}, dim must be divisible by the number of pooling heads, got dim={c.dim} and "
             f"{c.pool_heads} heads. Change dim."
         )
-    if c.pool in ("map", "map_all") and c.norm == "rms":
-        raise ConfigError(f"norm='rms' cannot be combined with pool={c.pool!r}. Use pool='mean'.")
 
 
 def fitting(size: tuple[int, int], patch: int) -> str:

@@ -60,12 +60,12 @@ def gmacs(config: ViTConfig) -> float:
 
 def _patches(c: ViTConfig, patches: int) -> Iterator[Layer]:
     if c.input_norm == "patches":
-        yield _norm("patch_embed.norm_in", (patches, c.channels * c.patch_size**2), bias=c.has_biases)
+        yield _norm("patch_embed.norm_in", (patches, c.channels * c.patch_size**2), bias=c.norm == "layer")
     kernel = (c.dim, c.stem_dim, c.kernel_size, c.kernel_size)
     yield from _stem(c)
     yield _linear("patch_embed.proj", kernel, (patches,), bias=c.input_norm != "tokens")
     if c.input_norm in ("patches", "projected"):
-        yield _norm("patch_embed.norm", (patches, c.dim), bias=c.has_biases)
+        yield _norm("patch_embed.norm", (patches, c.dim), bias=c.norm == "layer")
 
 
 def _stem(c: ViTConfig) -> Iterator[Layer]:
@@ -104,42 +104,42 @@ def _tokens(c: ViTConfig, tokens: int) -> Iterator[Layer]:
         frequencies = (2, c.depth, c.heads, c.head_width // 2)
         yield _tensor("rope.freqs", frequencies, (2, tokens, c.head_width // 2))
     if c.input_norm == "tokens":
-        yield _norm("norm_pre", (tokens, c.dim), bias=c.has_biases)
+        yield _norm("norm_pre", (tokens, c.dim), bias=c.norm == "layer")
 
 
 def _attention(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     """Yield the costs of the first half of a block: attention, its norms and its layer scale."""
     width = c.attention_dim
     products = 2 * tokens * tokens * width  # q k^T, and times v
-    yield _norm("blocks.*.norm1", (tokens, c.dim), bias=c.has_biases)
+    yield _norm("blocks.*.norm1", (tokens, c.dim), bias=c.norm == "layer")
     yield _linear("blocks.*.attn.qkv", (3 * width, c.dim), (tokens,), bias=c.qkv_bias)
     yield Layer("blocks.*.attn", (), (tokens, width), 0, products)
     if c.inner_norm == "both":
-        yield _norm("blocks.*.attn.norm", (tokens, width), bias=c.has_biases)
-    yield _linear("blocks.*.attn.proj", (c.dim, width), (tokens,), bias=c.has_biases)
+        yield _norm("blocks.*.attn.norm", (tokens, width), bias=c.norm == "layer")
+    yield _linear("blocks.*.attn.proj", (c.dim, width), (tokens,), bias=c.norm == "layer")
     if c.layer_scale is not None:
         yield _tensor("blocks.*.ls1.gamma", (c.dim,), (tokens, c.dim))
 
 
 def _mlp(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     """Yield the costs of the second half of a block: the MLP, its norms and its layer scale."""
-    yield _norm("blocks.*.norm2", (tokens, c.dim), bias=c.has_biases)
+    yield _norm("blocks.*.norm2", (tokens, c.dim), bias=c.norm == "layer")
     rows = c.mlp_dim * (2 if c.mlp == "swiglu" else 1)  # gate and value
-    yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,), bias=c.has_biases)
+    yield _linear("blocks.*.mlp.fc1", (rows, c.dim), (tokens,), bias=c.norm == "layer")
     if c.inner_norm != "none":
-        yield _norm("blocks.*.mlp.norm", (tokens, c.mlp_dim), bias=c.has_biases)
-    yield _linear("blocks.*.mlp.fc2", (c.dim, c.mlp_dim), (tokens,), bias=c.has_biases)
+        yield _norm("blocks.*.mlp.norm", (tokens, c.mlp_dim), bias=c.norm == "layer")
+    yield _linear("blocks.*.mlp.fc2", (c.dim, c.mlp_dim), (tokens,), bias=c.norm == "layer")
     if c.layer_scale is not None:
         yield _tensor("blocks.*.ls2.gamma", (c.dim,), (tokens, c.dim))
 
 
 def _output(c: ViTConfig, tokens: int) -> Iterator[Layer]:
     if c.final_norm == "tokens":
-        yield _norm("norm", (tokens, c.dim), bias=c.has_biases)
+        yield _norm("norm", (tokens, c.dim), bias=c.norm == "layer")
     if c.pool in ("map", "map_all"):
         yield from _attention_pool(c, tokens if c.pool == "map_all" else tokens - c.prefix_tokens)
     if c.final_norm == "pooled":
-        yield _norm("fc_norm", (c.pooled_dim,), bias=c.has_biases)
+        yield _norm("fc_norm", (c.pooled_dim,), bias=c.norm == "layer")
     if c.pre_logits:
         yield _linear("pre_logits", (c.pre_logits, c.pooled_dim), ())
     if c.num_classes:

@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.dim, 3 * config.attention_dim, bias=config.qkv_bias)
         normed = config.inner_norm == "both"
         self.norm = NORMS[config.norm](config.attention_dim, config.norm_eps) if normed else nn.Identity()
-        self.proj = nn.Linear(config.attention_dim, config.dim, bias=config.has_biases)
+        self.proj = nn.Linear(config.attention_dim, config.dim, bias=config.norm == "layer")
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def queries_keys_values(self, x: Tensor, *rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,11 +126,12 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.has_biases)
+        self.fc1 = nn.Linear(config.dim, config.mlp_dim, bias=config.norm == "layer")
         self.act = ACTIVATIONS[config.mlp]()
-        normed = config.inner_norm != "none"
-        self.norm = NORMS[config.norm](config.mlp_dim, config.norm_eps) if normed else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.has_biases)
+        self.norm = (
+            NORMS[config.norm](config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
+        )
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.norm == "layer")
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -145,10 +146,11 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim, bias=config.has_biases)  # gate and value, stacked
-        normed = config.inner_norm != "none"
-        self.norm = NORMS[config.norm](config.mlp_dim, config.norm_eps) if normed else nn.Identity()
-        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.has_biases)
+        self.fc1 = nn.Linear(config.dim, 2 * config.mlp_dim, bias=config.norm == "layer")  # gate and value, stacked
+        self.norm = (
+            NORMS[config.norm](config.mlp_dim, config.norm_eps) if config.inner_norm != "none" else nn.Identity()
+        )
+        self.fc2 = nn.Linear(config.mlp_dim, config.dim, bias=config.norm == "layer")
         self.drop = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -222,7 +224,9 @@ class AttentionPool(nn.Module):
         self.proj = nn.Linear(d, d)
         self.norm = nn.LayerNorm(d, config.norm_eps)
         gelu = "gelu" if config.mlp == "swiglu" else config.mlp
-        self.mlp = MLP(config.replace(mlp=gelu, mlp_dim=config.pool_mlp_dim, inner_norm="none", dropout=0.0))
+        self.mlp = MLP(
+            config.replace(mlp=gelu, mlp_dim=config.pool_mlp_dim, norm="layer", inner_norm="none", dropout=0.0)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q = rearrange(self.q(self.latent), "b n (heads d) -> b heads n d", heads=self.heads)
