@@ -1,7 +1,7 @@
-"""Writes docs/how_a_vit_works.ipynb from the page of that name; with --check only says whether it is up to date.
+"""Write docs/how_a_vit_works.ipynb from the page of that name; with --check, only report whether it is up to date.
 
-Its code cells are the page's blocks, and what they printed stands below them. The page's pictures are in it, and the
-photo that it looks at, so that it needs no other file: `pip install 'vitlite[images,plot]'` is enough.
+The code cells are the page's blocks, with their outputs below them. The page's figures are attached, so that the
+notebook needs no other file.
 """
 
 import json
@@ -18,27 +18,15 @@ BLOCK = re.compile(r"(?:^ *<!-- (\w+).*? -->\n)?^( *)```(\w+)\n(.*?)^\2```\n", r
 IMAGE = re.compile(r"!\[([^]]*)\]\(images/([^)]*)\)")
 OTHER_PAGE = re.compile(r"(?<!!)\[([^]]*)\]\((?!https?:|attachment:)[^)]*\)")
 TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".svg": "image/svg+xml"}
-DOWNLOAD = "[This page as a notebook](how_a_vit_works.ipynb), to download and run. What the page needs:"
-INSTALL = """\
-This is a page of vitlite's documentation as a notebook. It brings one of the photos with it, and needs no network, once
-this is done in the environment that it runs in:"""
+NOTEBOOK_LINK = "You can run this page as [a notebook](how_a_vit_works.ipynb). Install what it needs:"
+INSTALL = "This notebook is a page of vitlite's documentation. Install what it needs:"
 FOLD = re.compile(r"^</?(?:details|summary).*\n", re.MULTILINE)  # cannot go through several cells
-PHOTO = DOCS / "images" / "chelsea.jpg"
-WRITE_PHOTO = """\
-# The photo of this page, if it is not there. With another one in its place, all of the page is about that one.
-# And the commands of the environment that this notebook runs in are found, also where it was not activated.
+SETUP = """\
+# Find the vitlite command of this environment, even if the environment is not activated.
 import os
 import sysconfig
-from base64 import b64decode
-from io import BytesIO
-from pathlib import Path
-from PIL import Image
 
 os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
-photo = Path("examples/photos/chelsea.png")
-if not photo.exists():
-    photo.parent.mkdir(parents=True, exist_ok=True)
-    Image.open(BytesIO(b64decode("{photo}"))).save(photo)
 """
 FOLDED = {"jupyter": {"source_hidden": True}}
 ABOUT = {
@@ -48,8 +36,8 @@ ABOUT = {
 
 
 def cells() -> list[dict[str, Any]]:
-    """The page, cut where code is that runs."""
-    page = PAGE.read_text(encoding="utf-8").replace(DOWNLOAD, INSTALL)
+    """Return the cells: the page, cut at each block that runs."""
+    page = PAGE.read_text(encoding="utf-8").replace(NOTEBOOK_LINK, INSTALL)
     page = FOLD.sub("", page)
     found: list[dict[str, Any]] = []  # prose and code in turn
     prose, end = "", 0
@@ -63,23 +51,22 @@ def cells() -> list[dict[str, Any]]:
         else:
             found += [markdown_cell(prose), code_cell(dedent(text) if language == "python" else as_shell(text))]
             prose = ""
-    photo = b64encode(PHOTO.read_bytes()).decode()
-    found.insert(1, code_cell(WRITE_PHOTO.format(photo=photo)) | {"metadata": FOLDED})
+    found.insert(1, code_cell(SETUP) | {"metadata": FOLDED})
     return [*found, markdown_cell(prose + page[end:])]
 
 
 def as_markdown(language: str, text: str) -> str:
-    """A block that does not run, as notebooks write it."""
+    """Return a block that does not run, as Markdown for notebooks."""
     return f"$$\n{text}$$\n" if language == "math" else f"```{language}\n{text}```\n"
 
 
 def as_shell(text: str) -> str:
-    """Lines for a terminal, as a notebook runs them."""
+    """Return shell lines as a notebook runs them."""
     return "".join(f"!{line}\n" for line in text.splitlines())
 
 
 def markdown_cell(text: str) -> dict[str, Any]:
-    """Prose with the pictures that it shows. What leads to other pages does not leave the site."""
+    """Return a cell of prose with its figures attached and without links to other pages."""
     attached = {}
     for _, name in IMAGE.findall(text):
         picture = DOCS / "images" / name
@@ -90,17 +77,17 @@ def markdown_cell(text: str) -> dict[str, Any]:
 
 
 def code_cell(text: str) -> dict[str, Any]:
-    """Code that has not run yet."""
+    """Return a cell of code that has not run yet."""
     return {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": [], "source": lines_of(text)}
 
 
 def lines_of(text: str) -> list[str]:
-    """As notebooks keep text: the last line without its end."""
+    """Split text into lines as notebooks store it: the last one without a line break."""
     return text.strip("\n").splitlines(keepends=True)
 
 
 def main() -> int:
-    """The command: 1 where the notebook is stale and was not written."""
+    """Write the notebook, or return 1 if it is stale and --check was given."""
     numbered = [{"id": f"cell-{number}", **cell} for number, cell in enumerate(cells())]
     notebook = {"cells": numbered, "metadata": ABOUT, "nbformat": 4, "nbformat_minor": 5}
     new = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"

@@ -1,4 +1,4 @@
-"""Writes the table of docs/sizes.md that says what FlexiViT costs by its patches; with --check only if it is stale.
+"""Write the table of FlexiViT's cost by patch size into docs/lab_notes/measurements.md; with --check, only check it.
 
 The times are those of docs/lab_notes/patches.json, which benchmarks/patches.py measures.
 """
@@ -13,8 +13,8 @@ from sections import write_section
 from vitlite.nn.costs import gmacs
 from vitlite.zoo import registry
 
-PAGE = Path(__file__).with_name("sizes.md")
-TIMES = Path(__file__).parent / "lab_notes" / "patches.json"
+LAB_NOTES = Path(__file__).parent / "lab_notes"
+PAGE, TIMES = LAB_NOTES / "measurements.md", LAB_NOTES / "patches.json"
 BEGIN, END = "<!-- patches: docs/generate_sizes.py -->", "<!-- end of patches -->"
 NAME = "vit_small_16.flexivit_1200ep_in1k_240"
 PATCHES = (8, 10, 12, 15, 16, 20, 24, 30, 40, 48)  # the paper's, on images of 240 pixels
@@ -22,10 +22,10 @@ USUAL = 16
 
 
 def table() -> Iterator[str]:
-    """A row for each size of a patch."""
+    """Yield the lines of the table, a row for each patch size."""
     config = registry.find(NAME).config
     times = json.loads(TIMES.read_text(encoding="utf-8"))
-    yield f"\n\n| patch | tokens | GMACs | of patch {USUAL}'s | time, of patch {USUAL}'s |"
+    yield f"\n\n| patch | tokens | GMACs | GMACs / {USUAL}'s | time / {USUAL}'s |"
     yield "|--:|--:|--:|--:|--:|"
     for patch in PATCHES:
         resized = config.replace(patch_size=patch)

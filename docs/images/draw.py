@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from einops import rearrange
-from PIL import Image
 
 import vitlite
 from vitlite.plots import (
@@ -18,14 +16,13 @@ from vitlite.plots import (
 )
 
 HERE = Path(__file__).parent
-PHOTOS = HERE.parents[1] / "examples" / "photos"
 MODEL = "vit_nano_4.cifar10"
 
 
 def patches() -> None:
     """A photo as the model gets it, and the same in 8 x 8 patches."""
     model = vitlite.create(MODEL)
-    photo = rearrange(model.preprocess.pixels(PHOTOS / "chelsea.png"), "c h w -> h w c").float()
+    photo = rearrange(model.preprocess.pixels(vitlite.sample), "c h w -> h w c").float()
     whole = photo.repeat_interleave(10, 0).repeat_interleave(10, 1)
     cut = F.pad(rearrange(whole, "(h p) (w q) c -> h w c p q", p=40, q=40), (0, 8, 0, 8), value=255)
     cut = rearrange(cut, "h w c p q -> (h p) (w q) c")[:-8, :-8]
@@ -34,23 +31,15 @@ def patches() -> None:
     arrange(panels, 2).save(HERE / "patches.jpg", quality=90)
 
 
-def photo_of_the_notebook() -> None:
-    """The photo of the page, small enough to stand in a cell."""
-    with Image.open(PHOTOS / "chelsea.png") as photo:
-        photo.convert("RGB").resize((300, 200), Image.Resampling.BICUBIC).save(HERE / "chelsea.jpg", quality=85)
-
-
 def filters() -> None:
     """The first principal components of the patch embedding's columns."""
     draw_filters(vitlite.create(MODEL)).save(HERE / "filters.png")
 
 
 def distances() -> None:
-    """How far each head looks, over the four photos."""
+    """How far each head looks."""
     model = vitlite.create(MODEL)
-    photos = sorted([*PHOTOS.glob("*.png"), *PHOTOS.glob("*.jpg")])
-    by_photo = [attention_distances(model, model.preprocess(photo))[0] for photo in photos]
-    draw_distances(torch.stack(by_photo).mean(0)).save(HERE / "distances.png")
+    draw_distances(attention_distances(model, model.preprocess(vitlite.sample))[0]).save(HERE / "distances.png")
 
 
 def positions() -> None:
@@ -60,14 +49,12 @@ def positions() -> None:
 
 def attention() -> None:
     """Where the last block looks, at a finer grid than the model's own."""
-    draw_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png").save(
-        HERE / "attention.jpg", quality=90
-    )
+    draw_attention(vitlite.create(MODEL, image_size=96), vitlite.sample).save(HERE / "attention.jpg", quality=90)
 
 
 def rollout() -> None:
     """The attention of all blocks, multiplied."""
-    picture = draw_attention(vitlite.create(MODEL, image_size=96), PHOTOS / "chelsea.png", rolled_out=True)
+    picture = draw_attention(vitlite.create(MODEL, image_size=96), vitlite.sample, rolled_out=True)
     picture.save(HERE / "rollout.jpg", quality=90)
 
 
@@ -110,5 +97,5 @@ def block() -> None:
 
 
 if __name__ == "__main__":
-    for draw in (patches, photo_of_the_notebook, filters, distances, positions, attention, rollout, block):
+    for draw in (patches, filters, distances, positions, attention, rollout, block):
         draw()
