@@ -30,33 +30,33 @@ FAMILIES = (  # timm's modules of Vision Transformers
 ANSWERS = ("in the zoo", "refused", "neither")
 
 
-TEXTS = {  # of what a purpose is
+TEXTS = {  # by the title of a purpose
     "Tiny, for tests": """\
-Small enough for a test that runs at every commit. `vit_nano_4.cifar10` comes with the package, the others are a
+Small enough for a test that runs at every commit. `vit_nano_4.cifar10` comes with the package. The others are a
 download of 2 MB.""",
     "Text and images": """\
-Image towers that were trained beside a text tower: what a caption's vector is compared with. The text towers are not
-here. SigLIP's trained embedding is that of the rows without `gap` in their name, which pool by attention; the `gap`
-row of the same name takes the mean of the patches instead, which was never trained to be an embedding. SigLIP's
-authors squash the whole picture, where timm, and so these rows, cut 0.9 of it.""",
+Image towers that were trained together with a text tower. Use them to compare images with captions: see
+[Classify and search by words](words.md). The embedding that SigLIP was trained for is that of the rows without `gap` in
+their name, which pool by attention. Rows with `gap` average the patches instead. SigLIP's authors squash the whole
+image. timm, and so these rows, crop 0.9 of it.""",
     "Dense features": """\
-What each patch shows: for depth, segmentation, matching, or a language model that reads the patches. `features` hands
-them out as a grid. DINOv3's rows pool the mean, as timm does; Meta's own code hands out the class token, which
-`pool="cls"` gives. Its licence is Meta's, with terms of its own on commercial use. The rows fetch timm's copies,
-which need no login; Meta's own repositories are [gated](offline.md#gated-checkpoints).""",
+Features of each patch, for depth, segmentation, matching, or a language model that reads images. `model.features`
+returns them as a grid. DINOv3's rows pool the mean, as timm does. Meta's own code returns the class token, which
+`pool="cls"` gives. DINOv3 has Meta's own licence, with terms on commercial use. These rows download timm's copies,
+which need no login. Meta's own repositories are [gated](offline.md).""",
     "Features without labels": """\
-Trained without labels, one vector an image: for search, for clustering, and to train from. MAE's and I-JEPA's are
-meant to be trained further.""",
+Trained without labels, with one vector for each image: for search, for clustering, and as a start for training. MAE and
+I-JEPA need further training.""",
     "To train further": """\
-Trained on ImageNet-21k by the authors of the ViT paper; the published files have no head. Many rows of the section
-before are good to train further too: those with 11,821 classes and more have seen the most labels.""",
+Trained on ImageNet-21k by the authors of the ViT paper. The published files have no head. Many checkpoints under
+Classification are also a good start for training. Those with 11,821 classes or more have seen the most labels.""",
     "Classification": """\
-What is in a picture. Top-1 is timm's published result on ImageNet-1k.""",
+Checkpoints that name what an image shows. Top-1 is timm's published result on ImageNet-1k.""",
 }
 
 
 class Start(NamedTuple):
-    """A checkpoint to start with, and for what."""
+    """A checkpoint to start with, what it is best for, and the reason."""
 
     what: str
     name: str
@@ -64,37 +64,36 @@ class Start(NamedTuple):
 
 
 FIVE = (
-    Start("Smallest useful", "vit_tiny_16.augreg_in21k_ft_in1k", "for a phone, a test, a first try"),
+    Start("Smallest useful", "vit_tiny_16.augreg_in21k_ft_in1k", "for a phone, a test or a first try"),
     Start("Best for its cost on a CPU", "vit_small_16.deit3_fb_in22k_ft_in1k", "a third of the time of the default"),
     Start("Most accurate", "vit_giant_14.eva_m30m_ft_in22k_in1k_560", "a hundred times the arithmetic of the default"),
-    Start("Best features without labels", "vit_base_14.dinov2_lvd142m_518", "for search, few labels, dense tasks"),
-    Start("Free for any use", "vit_base_16.augreg2_in21k_ft_in1k", "the default: what `vit_base_16` means"),
+    Start("Best features without labels", "vit_base_14.dinov2_lvd142m_518", "for search, few labels and dense tasks"),
+    Start("Free for any use", "vit_base_16.augreg2_in21k_ft_in1k", "the default of `vit_base_16`"),
 )
 INTRODUCTION = f"""\
-{len(PRESETS)} presets and {len(registry.RECORDS)} checkpoints, by what they are good for. This page is generated from
-the records in `src/vitlite/zoo/data/zoo.txt`; `vitlite info NAME` has all of a record, with notes, and the mean and
-deviation of its colours. One checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, of
-[32 x 32 pixels and ten labels](#tiny-for-tests). On a phone, the long tables are folded, and keep three columns of
-nine; turn it, or ask `vitlite info`."""
+vitlite has {len(registry.RECORDS)} checkpoints of {len(PRESETS)} presets. These five are a good start. Each line gives
+top-1 on ImageNet-1k, the size of the weights in float32, the licence, and the time for one image on two CPU cores
+after `optimize` ([the machine](lab_notes/measurements.md)). Where the time was not measured, the line gives the
+arithmetic."""
+ABOUT_PAGE = """\
+The tables group the checkpoints by what they are good for. They are generated from `src/vitlite/zoo/data/zoo.txt`.
+`vitlite info NAME` prints everything about a checkpoint, including what a phone leaves out of the tables. One
+checkpoint comes with vitlite and needs no network: `vit_nano_4.cifar10`, for [32 x 32 pixels and ten
+labels](#tiny-for-tests)."""
 HOW_TO_READ = """\
-`vitlite.create` takes a checkpoint's name, timm's full name for it, or a preset's name, which means the checkpoint in
-bold. Where none is bold the preset has no default, and `create` says what there is. A head of "512 numbers" is CLIP's
-projection, and where there is no head the model returns what a head would have seen. GMACs are billions of
-multiply-adds for one image of the size given. For CIFAR-10 top-1 was measured by this project."""
-ABOUT_FIVE = """\
-Top-1 on ImageNet-1k, the size of the weights in float32, their licence, and the time for one picture of the
-checkpoint's own size on the two cores of [the machine of the speed page](why_fast.md), through `optimize`. The giant's
-was not measured there; instead of it stands the arithmetic."""
+`vitlite.create` takes the name of a checkpoint, timm's full name for it, or the name of a preset. The name of a preset
+means its checkpoint in bold. A preset without one has no default, and `create` lists its checkpoints. A head of "512
+numbers" is CLIP's projection. Without a head, the model returns its pooled features. GMACs are billions of
+multiply-adds for one image of the given size. Top-1 on CIFAR-10 was measured by this project."""
 ABOUT_FRONT = """\
-Every dot is a checkpoint that classifies ImageNet-1k and is free for commercial use. On the line, and in the table, are
-those for which none that computes less is as accurate. Time follows the arithmetic. The circles are those of the five
-above that classify."""
+Every dot is a checkpoint that classifies ImageNet-1k and is free for commercial use. The line and the table show those
+that are more accurate than all cheaper ones. Circles mark those of the five above that classify."""
 ABOUT_LICENCES = """\
-The weights are their authors', under the licence that timm or the repository states. Whether it allows commercial use
-is said here as far as its name tells; "its terms" are to be read. The default of every preset allows it. In Python it
-is the field `license` of `vitlite.info(NAME)`."""
-ABOUT_PRESETS = "Where there is no checkpoint, `create` gives random weights, with `weights=None`."
-ABOUT_REFUSED = "A `*` stands for any letters. timm has most of them: `timm.create_model(name, pretrained=True)`."
+The weights belong to their authors. The licence is the one that timm or the repository states. The last column says
+what its name tells about commercial use. For "its terms", read the licence. The default of every preset allows
+commercial use. In Python, it is the field `license` of `vitlite.info(NAME)`."""
+ABOUT_PRESETS = "For a preset without checkpoints, `create` needs `weights=None` and gives random weights."
+ABOUT_REFUSED = "A `*` stands for any letters. timm has most of these: `timm.create_model(name, pretrained=True)`."
 
 
 def page() -> Iterator[str]:
@@ -102,7 +101,7 @@ def page() -> Iterator[str]:
     yield f"# Models\n\n*Reference · for people who choose a checkpoint.*\n\n{paragraph(INTRODUCTION)}\n"
     yield from five()
     yield from frontier()
-    yield f"\n## What there is\n\n{paragraph(HOW_TO_READ)}\n"
+    yield f"\n## All checkpoints\n\n{paragraph(ABOUT_PAGE)}\n\n{paragraph(HOW_TO_READ)}\n"
     placed = records_by_purpose()
     yield from purposes(placed)
     for purpose in PURPOSES[::-1]:
@@ -135,18 +134,17 @@ def paragraph(text: str) -> str:
 
 
 def five() -> Iterator[str]:
-    """Where to begin."""
-    yield f"## Five to start with\n\n{paragraph(ABOUT_FIVE)}\n"
+    """Yield the lines about the five checkpoints to start with."""
     for start in FIVE:
         record = registry.RECORDS[start.name]
         top1 = f"{record.top1:.1f} %" if record.top1 else "no head"
-        facts = f"{top1}, {4 * record.params / 1e6:,.0f} MB, {record.license}, {cost_of(record)} a picture"
+        facts = f"{top1}, {4 * record.params / 1e6:,.0f} MB, {record.license}, {cost_of(record)} an image"
         yield f"- **{start.what}**: `{record.name}`  "
         yield f"  {facts}; {start.why}"
 
 
 def measured() -> dict[tuple[str, tuple[int, int]], float]:
-    """The seconds for one picture in float32, by preset and size, as the speed page has them."""
+    """Return the seconds for one image in float32, by preset and size, from the table of speed."""
     cells = json.loads(SPEED.read_text(encoding="utf-8"))["cells"]
     return {
         (cell["model"], (cell["size"], cell["size"])): cell["seconds"]["optimized"]
@@ -156,7 +154,7 @@ def measured() -> dict[tuple[str, tuple[int, int]], float]:
 
 
 def cost_of(record: Record) -> str:
-    """The time of a picture as the speed page has it; else the arithmetic."""
+    """Return the time for one image if it was measured, else the arithmetic."""
     seconds = measured().get((record.preset, record.config.size))
     return f"{record.gmacs:,.0f} GMACs" if seconds is None else f"{1e3 * seconds:,.0f} ms"
 

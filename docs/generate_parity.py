@@ -1,8 +1,8 @@
-"""Writes docs/parity.md: how far the network is from each library it must equal, measured now, as the tests measure it.
+"""Write docs/parity.md: the differences between the network and each library, measured as in the tests.
 
-With --check it compares all but the figures, which differ from processor to processor, and holds them to the bounds;
-and all but the versions, so that others are held to the page: it is made with those that are pinned.
-The table of arguments is left to tests/parity/test_arguments.py, which makes each of its rows anew.
+With --check, compare everything but the figures, which depend on the processor, and hold the figures to the bounds.
+Versions are not compared either: the page is made with those that are pinned. The table of arguments is left to
+tests/parity/test_arguments.py, which makes each of its rows again.
 """
 
 import re
@@ -37,22 +37,22 @@ def page() -> Iterator[str]:
 
 *Explanation · for people who ask how equal the results are.*
 
-The network against the libraries whose weights it reads: {", ".join(libraries)}.
-All on {torch_version}, float32, one CPU.
+This page compares vitlite's network with the libraries whose weights it reads: {", ".join(libraries)}. All
+of them run on {torch_version}, in float32, on one CPU.
 
-Models are tiny, and every tensor holds values such as training leaves, because zeros and ones would hide swapped
-tensors. A figure is the largest difference divided by the largest value of the reference; for layers, sizes and
-gradients the worst of all. The tests in `tests/parity/` hold logits and layers to {bound(proof.LOGITS)}, gradients to
-{bound(proof.GRADIENTS)}, and resampled position tables to {bound(proof.TABLES)}.
-`python docs/generate_parity.py` makes this page.
+The models are tiny. Every tensor holds values like those of a trained model, because zeros and ones would hide swapped
+tensors. Each figure is the largest difference divided by the largest value of the reference. For layers, sizes and
+gradients it is the worst of all. The tests in `tests/parity/` fail if logits or layers differ by more than
+{bound(proof.LOGITS)}, gradients by more than {bound(proof.GRADIENTS)}, or resampled position tables by more than
+{bound(proof.TABLES)}. `python docs/generate_parity.py` writes this page.
 
 | library | with | logits | layers | other sizes | gradients |
 |---|---|--:|--:|--:|--:|"""
     yield from map(row, REFERENCES)
     yield """
-An empty cell: the library has no way to another size. timm mostly gives the same bits, as both call the same kernels
-in the same order. transformers has no EVA-02, Perception Encoder or RoPE-ViT of its own: its `TimmWrapperModel` and
-`TimmWrapperForImageClassification` run timm's.
+A cell is empty if the library does not support another size. timm mostly gives the same bits, because both call the
+same kernels in the same order. transformers has no EVA-02, Perception Encoder or RoPE-ViT of its own. Its
+`TimmWrapperModel` and `TimmWrapperForImageClassification` run timm's.
 
 ## Position tables at other sizes
 
@@ -71,35 +71,36 @@ in the same order. transformers has no EVA-02, Perception Encoder or RoPE-ViT of
     yield """
 ## What the comparison would notice
 
-Mistakes that loose comparisons let through, each made on purpose with square images of every library. They must
-come out above the bound; the tests fail where one does not.
+A loose comparison would miss the following mistakes. The tests make each of them on purpose, with every library, and
+fail if the difference stays below the bound.
 
-| mistake | logits, at the least | with |
+| mistake | smallest difference of logits | with |
 |---|--:|---|"""
     for mistake in proof.MISTAKES:
         seen = {str(reference): proof.mistaken(reference, name) for reference, name in proof.CAUGHT if name == mistake}
         least = min(seen, key=seen.__getitem__)
         yield f"| {mistake} | {far(seen[least])} | {least} |"
     yield """
-Mistakes that only one family of models can have, against timm:
+Mistakes that only one family of models can have, compared with timm:
 
-| mistake | logits | with |
+| mistake | difference of logits | with |
 |---|--:|---|"""
     for option, mistake in proof.FAMILY_CAUGHT:
         yield f"| {mistake} | {far(proof.mistaken_in_a_family(option, mistake))} | timm: {option} |"
 
 
 def of_arguments() -> Iterator[str]:
-    """What becomes of each argument of other libraries, with a value other than the default."""
+    """Yield the table of the arguments of other libraries, each with a value other than the default."""
     yield f"""
 {ARGUMENTS}
 
-For every argument of these classes a small model with another value than the default, saved by its library, and loaded:
-its folder by `load`; its weights alone, where what is asked for is answered as somebody does who knows the model; and
-its folder by `create` with the name of a checkpoint. It is equal, or refused, or asked about where vitlite has no word
-for the truth, or where published weights of another network have such names; "assumed" is what names cannot tell where
-nobody publishes such weights, and what `model.source.report` says was assumed. The arguments are read from the
-libraries' own signatures: with a new one, the tests fail until it has a row.
+The table shows what happens to each argument of other libraries. For each row, a small model with a value other than
+the default is saved by its library and loaded in three ways: its folder by `load`, its weights alone with an answer to
+each question that vitlite asks, and its folder by `create` with the name of a checkpoint.
+
+The result is equal, refused, or asked about. vitlite asks if published weights of another network have the same tensor
+names. "Assumed" marks what names cannot tell and no published weights use. `model.source.report` lists it. The
+arguments are read from the signatures of the libraries. If a library adds one, the tests fail until it has a row.
 
 | class | argument | value | folder | weights alone | as a checkpoint |
 |---|---|---|---|---|---|"""
