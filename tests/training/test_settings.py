@@ -67,5 +67,5 @@ def test_usual_epochs_and_batches_change_smoothly() -> None:
 
 
 def test_usual_costs() -> None:
-    assert (usual_epochs(300), usual_batch(300)) == (21, 17)
-    assert (usual_epochs(50_000), usual_batch(50_000)) == (10, 128)
+    assert (usual_epochs(300), usual_batch(300)) == (21, 16)
+    assert (usual_epochs(50_000), usual_batch(50_000)) == (10, 111)

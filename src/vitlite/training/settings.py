@@ -117,11 +117,11 @@ def usual_epochs(images: int) -> int:
 
 
 def usual_batch(images: int) -> int:
-    """Return the default batch size: the square root of the number of images, from 16 to 128.
+    """Return the default batch size: half the square root of the number of images, but from 16 to 128.
 
     Few images get small batches, because an epoch needs several steps.
     """
-    return min(max(16, isqrt(images)), 128)
+    return min(max(16, isqrt(images) // 2), 128)
 
 
 def usual_optimizer(*, random_weights: bool, frozen: bool) -> Optimizer:
