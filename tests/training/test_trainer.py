@@ -20,7 +20,7 @@ from vitlite.errors import ImageError, TrainError
 from vitlite.images import Preprocess
 from vitlite.images.transform import normalise
 from vitlite.training import STRENGTHS, ImageData, measure, read_folder, train, trainer
-from vitlite.training.state import STATE, Run, class_weights
+from vitlite.training.state import STATE, Run, log_prior
 
 PLAIN = {"augmentation": STRENGTHS["none"], "smoothing": 0.0}
 
@@ -179,29 +179,16 @@ def uneven():
     return replace(data, images=data.images[kept], labels=data.labels[kept])
 
 
-def test_balanced_classes_count_alike():
+def test_balance_adds_the_shares_of_the_classes_to_the_logits():
     data = replace(uneven(), classes=("lying", "standing", "sitting"))
-    assert class_weights(data, balance=False).tolist() == [1, 1, 1]
-    assert class_weights(data, balance=True).tolist() == pytest.approx([24 / 42, 4, 0])
+    assert log_prior(data, balance=False).tolist() == [0, 0, 0]
+    assert log_prior(data, balance=True).exp().tolist() == pytest.approx([21 / 24, 3 / 24, 1 / 24])
     run = Run(new_model(), uneven(), settings(**PLAIN, balance=True))
     found, _ = gradients_of_an_epoch(run)
     model, data = new_model(), uneven()
     images = normalise(data.images, model.preprocess.transform, 3)
-    losses = F.cross_entropy(model(images), data.labels, reduction="none")
-    (3 * (losses[data.labels == 0].mean() + losses[data.labels == 1].mean()) / 2).backward()
+    (3 * F.cross_entropy(model(images) + torch.tensor([21 / 24, 3 / 24]).log(), data.labels)).backward()
     torch.testing.assert_close(found, [weight.grad for weight in model.parameters()], rtol=1e-4, atol=1e-6)
-
-
-def test_the_weight_of_a_mixed_image_does_not_depend_on_smoothing():
-    mixed = replace(STRENGTHS["none"], mixup=1.0)
-    counts = []
-    for smoothing in (0.0, 0.1):
-        how = settings(balance=True, augmentation=mixed, smoothing=smoothing)
-        _, labels = trainer._batch(Run(new_model(), uneven(), how), torch.arange(24))
-        counts.append(labels.sum(1))
-    torch.testing.assert_close(*counts)
-    assert counts[0].mean() == pytest.approx(1, abs=0.2)
-    assert len(counts[0].unique()) > 2  # some are of both classes
 
 
 def shades(each, seed):

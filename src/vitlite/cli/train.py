@@ -140,7 +140,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add(
         "--augment", choices=tuple(STRENGTHS), default="weak", metavar="LEVEL", help="%(choices)s; default: %(default)s"
     )
-    add("--balance", action="store_true", help="give small and large classes the same weight")
+    add("--balance", action="store_true", help="predict small classes as readily as large ones")
 
     group = parser.add_argument_group("speed and memory")
     add = group.add_argument

@@ -90,7 +90,7 @@ class Settings:
     clip: float = 1.0  # maximum norm of the gradient
     accumulate: int = 1  # number of parts in which each batch is computed; more parts need less memory
     ema: float = 0.999  # decay of the exponential moving average of the weights
-    balance: bool = False  # give every class the same total weight in the loss
+    balance: bool = False  # predict small classes as readily as large ones
     frozen: bool = False  # train only the head
     bfloat16: bool = True  # compute in bfloat16 with autocast
     seed: int = 0

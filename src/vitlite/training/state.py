@@ -145,7 +145,7 @@ class Run:
         if type(model) is ViT:
             check_savable(model, "train")  # now, rather than after the first epoch
         self.steps = -(-len(data) // settings.batch)  # per epoch, rounded up
-        self.class_weights = class_weights(data, balance=settings.balance)  # (k,)
+        self.log_prior = log_prior(data, balance=settings.balance)  # (k,)
         self.class_shares = class_shares(data)  # (k,)
         self.progress = Progress()
         self.history: History = []
@@ -252,18 +252,18 @@ class Run:
             weight.data, self.averages[name] = self.averages[name], weight.data
 
 
-def class_weights(data: ImageData, *, balance: bool) -> Tensor:
-    """Return the weight of each class in the loss: (k,). The mean over all images is 1.
+def log_prior(data: ImageData, *, balance: bool) -> Tensor:
+    """Return the values to add to the logits in the loss: (k,).
 
     Args:
         data: The training images.
-        balance: If True, every class has the same total weight. If False, every image has the same weight.
+        balance: If True, return the logarithm of each class's share of the images (logit adjustment, Menon et al.
+            2021), so that the logits themselves do not favour large classes. If False, return zeros.
     """
     if not balance:
-        return torch.ones(len(data.classes), dtype=torch.float32, device="cpu")
-    count = torch.bincount(data.labels, minlength=len(data.classes))
-    present = int((count > 0).sum())
-    return torch.where(count > 0, len(data) / (present * count.clamp(min=1)).float(), 0.0)
+        return torch.zeros(len(data.classes), dtype=torch.float32, device="cpu")
+    counts = torch.bincount(data.labels, minlength=len(data.classes)).clamp(min=1)  # log(0) is infinite
+    return (counts / len(data)).log()
 
 
 def class_shares(data: ImageData) -> Tensor:

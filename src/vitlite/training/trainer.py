@@ -343,7 +343,7 @@ def _dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return augmented and mixed images (b, c, h, w), and their soft labels (b, k) multiplied by the class weights.
+    """Return augmented and mixed images (b, c, h, w), and their soft labels (b, k).
 
     If an image has one label, labels are smoothed towards a uniform distribution. If it may have several, each label is
     smoothed towards its frequency in the data, which keeps the mean score of rare labels correct.
@@ -355,8 +355,6 @@ def _batch(run: Run, rows: Tensor) -> tuple[Tensor, Tensor]:
     shares = labels.float() if run.data.multi_label else F.one_hot(labels, k).float()
     images, shares = mix(images, shares, images.flip(0), shares.flip(0), random, settings.augmentation)
     targets = shares * (1 - settings.smoothing) + settings.smoothing * run.class_shares
-    if not run.data.multi_label:
-        targets *= (shares @ run.class_weights)[:, None]
     images = normalise(images * 255, run.transform, run.model.config.channels)
     return images.to(run.model.device), targets.to(run.model.device)
 
@@ -382,7 +380,7 @@ def _add_gradients(run: Run, images: Tensor, labels: Tensor) -> tuple[float, flo
         with nullcontext() if is_last else distributed.no_sync(run.network):
             with torch.autocast(x.device.type, torch.bfloat16, enabled=run.settings.bfloat16):
                 logits = run.network(x).float()  # (b, k)
-            loss = _loss(logits, y, multi_label=run.data.multi_label) / total
+            loss = _loss(logits + run.log_prior.to(logits.device), y, multi_label=run.data.multi_label) / total
             accuracy = (logits.argmax(1) == y.argmax(1)).sum().float() / total
             scaled = loss * distributed.world_size()  # DDP averages gradients, but the sum is needed
             scaled.backward()  # type: ignore[no-untyped-call]
