@@ -35,7 +35,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     boost = FIRST_FOUND.get(page.file.src_uri)
     if boost:
         page.meta["search"] = {"boost": boost}
-    return LINK_OUT.sub(lambda link: link_to(link[2], link[1], page), markdown)
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def linked(link: re.Match[str]) -> str:
+        target = (folder / ".." / link[2]).resolve()
+        return (
+            link[0] if target.is_relative_to(ROOT / "docs") else link_to(str(target.relative_to(ROOT)), link[1], page)
+        )
+
+    return LINK_OUT.sub(linked, markdown)
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
