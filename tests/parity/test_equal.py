@@ -428,7 +428,7 @@ def with_table(resample: Callable[[Tensor, tuple[int, int]], Tensor]) -> Callabl
     """The position table stretched in another way."""
 
     def make(model: ViT) -> None:
-        model._positions = lambda grid: resample(model.pos_embed, grid)  # type: ignore[method-assign]
+        model._positions = lambda grid, tokens: resample(model.pos_embed, grid)  # type: ignore[method-assign]
 
     return make
 
