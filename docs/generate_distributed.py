@@ -26,12 +26,12 @@ def section() -> Iterator[str]:
     machine = report["machine"]
     yield f"Measured on {machine['cpu']}, {machine['date']}:\n"
     cluster = f"{MACHINES} machines of {CORES} cores"
-    yield f"| model | dtype | images/s a core | core-hours | hours, {cluster} | MB/s to each machine | vectors, GB |"
+    yield f"|model|dtype|images/s per core|core-hours|hours, {cluster}|MB/s to each machine|vectors, GB|"
     yield "|---|---|--:|--:|--:|--:|--:|"
     for name in MODELS:
         for dtype in ("float32", "bfloat16"):
             seconds = core_seconds(report, name, dtype) + PREPARE
-            yield f"| {name} | {dtype} | {' | '.join(costs(name, seconds))} |"
+            yield f"|{name}|{dtype}|{'|'.join(costs(name, seconds))}|"
 
 
 def core_seconds(report: dict[str, Any], name: str, dtype: str) -> float:

@@ -1,4 +1,4 @@
-"""Write the results in docs/training.md from examples/cifar10/results; --check only checks that they are up to date."""
+"""Write the results in docs/lab_notes/cifar10.md from examples/cifar10/results; --check only compares."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 from sections import write_section
 
 ROOT = Path(__file__).parents[1]
-PAGE, RESULTS = ROOT / "docs" / "training.md", ROOT / "examples" / "cifar10" / "results"
+PAGE, RESULTS = ROOT / "docs" / "lab_notes" / "cifar10.md", ROOT / "examples" / "cifar10" / "results"
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->\n"
 sys.path.insert(0, str(ROOT / "examples" / "cifar10"))
 
@@ -33,9 +33,9 @@ def embedded_model() -> Iterator[str]:
     minutes = sum(record["seconds"] for record in log) / 60
     top1 = read("embedded_eval.json")["top1"]
     yield f"""\
-**{top1:.2%}** of the 10,000 test images are recognised by the float16 file in the package, says `vitlite eval`.
-{len(log)} epochs took {minutes:.0f} minutes, most of them on one core. Loss on images as augmented, and accuracy of
-the averaged weights on the 1,000 validation images:
+The float16 file in the package classifies **{top1:.2%}** of the 10,000 test images correctly (`vitlite eval`).
+Its {len(log)} epochs took {minutes:.0f} minutes, most of them on one core. The loss is that of augmented images, and the
+accuracy that of the averaged weights on the 1,000 validation images.
 
 | epoch | loss | accuracy |
 |--:|--:|--:|"""
@@ -49,12 +49,12 @@ def few_images() -> Iterator[str]:
     few = read("fewshot.json")
     shots = next(iter(few.values()))
     yield f"""
-### Few images per class
+## Few images per class
 
-The few-shot measure of the ViT paper (`fewshot.py`): a linear classifier is solved for on the features of a network
-that stays as it is. Accuracy on 2,000 test images, mean and deviation of ten draws:
+The few-shot measure of the ViT paper (`fewshot.py`): a linear classifier is fitted to the features of a frozen network.
+The table shows the accuracy on 2,000 test images, as mean and deviation of ten draws.
 
-![Accuracy of three networks by the images of each class](images/few_shots.png)
+![Accuracy of three networks by the images of each class](../images/few_shots.png)
 
 | images of each class | {" | ".join(shots)} |
 |---|{"--:|" * len(shots)}"""
@@ -62,16 +62,16 @@ that stays as it is. Accuracy on 2,000 test images, mean and deviation of ten dr
         cells = " | ".join(f"{mean:.1%} ± {deviation:.1%}" for mean, deviation in by_shots.values())
         yield f"| {name} | {cells} |"
     yield """
-The embedded model has seen CIFAR-10's other 49,000 images, and needs five of each class to be told their names.
-DeiT-Tiny has seen none of them, and comes close with 25. `vitlite probe FOLDER --model NAME --beside OTHER --out
-few.png` draws the same of any checkpoints on [images of your own](#which-checkpoint-to-begin-with)."""
+The embedded model was trained on the other 49,000 images of CIFAR-10, and five images of each class are enough for it.
+DeiT-Tiny has seen none of them, and comes close with 25. [`vitlite probe`](../cli.md) draws such curves for your own
+images."""
 
 
 def fine_tuning() -> Iterator[str]:
     """What trained weights are worth."""
     fine = read("finetune.json")
     yield f"""
-### Fine-tuning against training from scratch
+## Fine-tuning against training from scratch
 
 DeiT-Tiny on {fine["images"]:,} training images at {fine["pixels"]} pixels, {fine["epochs"]} epochs (`finetune.py`):
 **{fine["fine-tuned"]["top1"]:.1%}** of {fine["test_images"]:,} test images from its ImageNet weights,
@@ -84,11 +84,11 @@ def experiments() -> Iterator[str]:
 
     small = ablation.SMALL
     yield f"""
-### The classic experiments
+## The classic experiments
 
-Each line is one pass over the 49,000 images, if it does not say otherwise (`ablation.py`), with two seeds, measured
-on the test images. The small ViT is {small.dim} wide and {small.depth} deep, with patches of {small.patch_size}
-pixels. Where several learning rates were tried, the best on the 1,000 validation images is shown.
+Each row is one pass over the 49,000 images, unless it says otherwise (`ablation.py`), with two seeds, measured on
+the test images. The small ViT is {small.dim} wide and {small.depth} deep, with patches of {small.patch_size} pixels. If
+several learning rates were tried, the best one on the 1,000 validation images is shown.
 
 {ablation.table(read("ablation.json"))}"""
 

@@ -1,7 +1,8 @@
 """Every code block of the README and the documentation runs, every link leads somewhere, no generated table is stale.
 
 A block is ```python or ```bash. An HTML comment above a block says what else holds for it:
-`not run: reason`; `output` (a text block that the block before printed, where ... stands for anything);
+`not run: reason`; `output` (a text block that the block before printed, where ... stands for anything); `serves` (a
+service on port 8000, which runs until the end of the page);
 `from FILE` (lines that stand in that file, not run); `needs: PACKAGE` (a program of its own, skipped where the package
 is not installed) or `torchrun: PROCESSES` (a program of `make test-cluster`). With VITLITE_WRITE_OUTPUT=1 outputs that
 differ are written into the page; look at them before you commit.
@@ -23,6 +24,7 @@ import sysconfig
 import textwrap
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,13 +50,14 @@ MODULES = [  # with an example
     for file in sorted(SOURCE.rglob("*.py"))
     if ">>> " in file.read_text("utf-8")
 ]
+HERE = "http://127.0.0.1:8000"  # of the service of a page
 FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-NOTE = re.compile(r"<!-- (not run|output|from|needs|torchrun)(?::? (.*?))? -->\s*$")
+NOTE = re.compile(r"<!-- (not run|output|serves|from|needs|torchrun)(?::? (.*?))? -->\s*$")
 
 
 class Block(NamedTuple):
     language: str
-    note: str  # "not run", "output", "from", "needs", "torchrun" or ""
+    note: str  # "not run", "output", "serves", "from", "needs", "torchrun" or ""
     detail: str  # the reason, the file, the package, or how many processes
     text: str
     line: int
@@ -92,10 +95,32 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workplace(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder like a checkout, where pages may leave files."""
     shutil.copytree(ROOT / "examples" / "photos", tmp_path / "examples" / "photos")
+    shutil.copy(ROOT / "examples" / "serve.py", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITLITE_CACHE", str(cache))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     return tmp_path
+
+
+@pytest.fixture
+def processes() -> Iterator[ExitStack]:
+    """What ends the services of a page."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def serving(line: str) -> Iterator[str]:
+    """The address of examples/serve.py, run as a page says, but on a free port."""
+    command = [sys.executable, *shlex.split(line)[1:], "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        first = process.stderr.readline()
+        found = re.search(r"http://[\d.:]+\d", first)
+        assert found, first
+        yield found[0]
+        process.terminate()
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -107,14 +132,16 @@ def test_every_example_in_a_docstring_runs(module: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(
+    page: Path, workplace: Path, processes: ExitStack, request: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks = blocks_of(page)
     running = [block for block in blocks if block.note in ("", "output") and block.language in ("python", "bash")]
     online = any(re.search(r"vit_base_16\b(?!\.)", b.text) and " info " not in b.text for b in running)
     monkeypatch.setenv("HF_ENDPOINT", request.getfixturevalue("hub").url if online else "http://127.0.0.1:9")
     names: dict[str, Any] = {"__name__": "__main__"}
     theirs = write_files(workplace) if page.stem == "coming_from" else {}
-    printed = ""
+    printed, address = "", HERE
     for block in blocks:
         place = f"{page.name}:{block.line}"
         if block.note == "not run":
@@ -130,10 +157,12 @@ def test_every_block_runs(page: Path, workplace: Path, request: Any, monkeypatch
             assert same, f"{place}: shows\n{block.text}\nbut it printed\n{printed}"
         elif block.note in ("needs", "torchrun"):
             printed = ""  # see test_every_program_runs
+        elif block.note == "serves":
+            address = processes.enter_context(serving(block.text))
         elif block.language == "python":
             printed = run_python(block.text, place, names)
         elif block.language in ("bash", "sh", "console"):
-            printed = "".join(run_line(line, place) for line in commands(block.text))
+            printed = "".join(run_line(line.replace(HERE, address), place) for line in commands(block.text))
     for name, answer in theirs.items():
         images = torch.randn(1, 3, *names[name].config.size, generator=torch.Generator().manual_seed(0))
         with torch.no_grad():
