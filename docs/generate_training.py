@@ -34,8 +34,8 @@ def embedded_model() -> Iterator[str]:
     top1 = read("embedded_eval.json")["top1"]
     yield f"""\
 The float16 file in the package classifies **{top1:.2%}** of the 10,000 test images correctly (`vitlite eval`).
-Its {len(log)} epochs took {minutes:.0f} minutes, most of them on one core. The loss is that of augmented images, and the
-accuracy that of the averaged weights on the 1,000 validation images.
+Its {len(log)} epochs took {minutes:.0f} minutes, most of them on one core. The loss is that of augmented images. The
+accuracy is that of the averaged weights on the 1,000 validation images.
 
 | epoch | loss | accuracy |
 |--:|--:|--:|"""
