@@ -1,15 +1,15 @@
 """AdamW and Muon: which weights each has and how it moves them; and the learning rate."""
 
 import doctest
-from importlib import import_module
 
 import pytest
 import torch
-from peers import timm
+from models import FAMILIES, tiny_model
+from peers import timm  # noqa: F401
+from timm.optim import param_groups_layer_decay
 from tiny_run import CONFIG, new_model, settings
 from torch import nn
 
-from vitlite import ViT, ViTConfig
 from vitlite.training import distributed, optim
 from vitlite.training.optim import Muon, depth_of, learning_rate, optimizers, orthogonal
 from vitlite.training.settings import Settings
@@ -66,13 +66,6 @@ def test_muon_splits_the_gate_and_the_value_of_swiglu():
         assert (parts[block.mlp.fc1.weight], parts[block.mlp.fc2.weight], parts[block.attn.qkv.weight]) == (2, 1, 3)
 
 
-def test_attention_pooling_has_the_learning_rate_of_the_head():
-    model = new_model(CONFIG.replace(pool="map", class_token=False))
-    (adamw,) = optimizers(model, dict(model.named_parameters()), settings(layer_decay=0.5))
-    scales = {weight: group["scale"] for group in adamw.param_groups for weight in group["params"]}
-    assert {scales[weight] for weight in model.attn_pool.parameters()} == {scales[model.head.weight]} == {1.0}
-
-
 def test_layer_decay_and_what_does_not_decay():
     model = new_model()
     for name in ("adamw", "muon"):
@@ -81,27 +74,24 @@ def test_layer_decay_and_what_does_not_decay():
         groups = {names[w]: (g["scale"], g["weight_decay"]) for o in both for g in o.param_groups for w in g["params"]}
         assert set(groups) == set(names.values())
         assert groups["head.weight"] == (1.0, 0.05)
-        assert groups["norm.weight"] == groups["head.bias"] == (1.0, 0.0)
+        assert groups["head.bias"] == (1.0, 0.0)
+        assert groups["norm.weight"] == (0.5, 0.0)
         assert groups["blocks.1.attn.qkv.weight"] == (0.5, 0.05)
         assert groups["blocks.0.mlp.fc1.bias"] == (0.25, 0.0)
         assert groups["cls_token"] == groups["pos_embed"] == (0.125, 0.0)
         assert groups["patch_embed.proj.weight"] == (0.125, 0.05)
 
 
-def test_depths_equal_timms():
-    """Except for the last norm, which learns with the last block in timm and with the head here."""
-    timm_optim = import_module("timm.optim")
-    theirs = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=5)
-    ours = ViT(ViTConfig(dim=192, depth=3, heads=3, mlp_dim=768, num_classes=5))
+@pytest.mark.parametrize("changes", [{}, *FAMILIES.values()], ids=["plain", *FAMILIES])
+def test_depths_equal_timms(changes):
+    model = tiny_model(**changes)
     scale = {
-        id(weight): group["lr_scale"]
-        for group in timm_optim.param_groups_layer_decay(theirs, layer_decay=0.5)
+        weight: group["lr_scale"]
+        for group in param_groups_layer_decay(model, layer_decay=0.5)
         for weight in group["params"]
     }
-    for (name, weight), (same, _) in zip(theirs.named_parameters(), ours.named_parameters(), strict=True):
-        assert name == same
-        if not name.startswith("norm."):
-            assert scale[id(weight)] == 0.5 ** (4 - depth_of(name, 3)), name
+    for name, weight in model.named_parameters():
+        assert scale[weight] == 0.5 ** (model.config.depth + 1 - depth_of(name, model.config.depth)), name
 
 
 def test_examples():

@@ -133,12 +133,15 @@ def optimizers(model: ViT, weights: dict[str, nn.Parameter], settings: Settings)
 
 
 def depth_of(name: str, blocks: int) -> int:
-    """Return the depth of a weight: 0 in the embedding, 1 in the first block, `blocks` + 1 in the head."""
+    """Return the depth of a weight as in timm: 0 in the embedding, 1 in the first block, `blocks` + 1 in the head.
+
+    The final norm belongs to the last block. Learned rotary frequencies belong to the head.
+    """
     if name.startswith("blocks."):
         return int(name.split(".")[1]) + 1
-    if name.startswith(("norm.", "attn_pool", "fc_norm", "pre_logits", "head")):
-        return blocks + 1
-    return 0
+    if name.startswith("norm."):
+        return blocks
+    return 0 if name.startswith(("cls_token", "reg_token", "pos_embed", "patch_embed", "norm_pre")) else blocks + 1
 
 
 def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
