@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vitlite import ViT
 from vitlite.errors import InputError, TrainError
 from vitlite.images import Preprocess
+from vitlite.images.transform import naflex_like
 from vitlite.training import ImageData, evaluate, measure, read_cifar10, read_folder, train
 from vitlite.training.evaluate import Measured
 from vitlite.training.split import read_evaluation_data, read_training_data
@@ -127,6 +128,26 @@ def test_images_may_be_shared_by_models_with_another_normalisation(folders: Path
     data = read_folder(folders / "val", pixels, ("lying", "standing"))
     wanted = measure(model, read_folder(folders / "val", model.preprocess.pixels, ("lying", "standing")))
     assert measure(model, data).loss == wanted.loss
+
+
+def test_images_of_different_shapes_for_a_naflex_model(folders: Path) -> None:
+    model, rows = new_model(), torch.arange(0, 8)
+    nn.init.normal_(model.head.weight)
+    model.preprocess = naflex_like(TRANSFORM, (16, 16), 8)
+    model.labels = ("lying", "standing")
+    for i, path in enumerate(sorted((folders / "val").rglob("*.png"))):
+        Image.open(path).resize((16, 16 + 24 * (i % 2))).save(path)
+    data = read_folder(folders / "val", model.preprocess.pixels, model.labels)
+    assert {image.shape[1:] for image in data.readable(rows)[0]} == {(16, 16), (24, 8)}
+    found = measure(model, data, batch=5)
+    labels = [each[0].index for each in model.predict(data.files())]
+    assert found.predictions.tolist() == labels
+    assert len(set(labels)) == 2
+    with pytest.raises(TrainError, match="Training needs images of equal size"):
+        train(model, data, folders / "out", settings())
+    model.preprocess = model.preprocess.with_max_patches(5)
+    with pytest.raises(TrainError, match="differs in max_patches"):
+        measure(model, data)
 
 
 def test_images_that_do_not_fit_the_model_are_an_error(tmp_path: Path) -> None:

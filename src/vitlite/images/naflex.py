@@ -31,7 +31,8 @@ class NaFlexTransform(TransformConfig):
         for name, largest in LARGEST.items():
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= largest:
-                raise ConfigError(f"NaFlexTransform: {name} must be an integer from 1 to {largest}, got {value!r}.")
+                option = " (--max-patches)" if name == "max_patches" else ""
+                raise ConfigError(f"{name}{option} must be an integer from 1 to {largest}, got {value!r}.")
         side = math.isqrt(self.max_patches - 1) + 1
         object.__setattr__(self, "resize", tuple(max(side * self.patch_size, length) for length in self.size))
         super().__post_init__()

@@ -152,14 +152,13 @@ class ImageData:
         """True if an image may have several labels, or none."""
         return self.labels.ndim == 2 and self.labels.dtype == torch.bool
 
-    def readable(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the readable images among these rows (b,), as uint8 (r, c, h, w), and their rows (r,)."""
+    def readable(self, rows: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the readable images among these rows (b,), each as uint8 (c, h, w), and their rows (r,)."""
         if isinstance(self.images, Tensor):
-            return self.images[rows], rows
+            return list(self.images[rows]), rows
         images = self.images.try_rows(rows.tolist())
         found = torch.tensor([image is not None for image in images], dtype=torch.bool, device="cpu")
-        readable = [image for image in images if image is not None]
-        return torch.stack(readable) if readable else torch.empty(0), rows[found]
+        return [image for image in images if image is not None], rows[found]
 
     def fetch(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images of these rows, with values from 0 to 1: (b, c, h, w), and their labels: (b,) or (b, k).
@@ -437,7 +436,7 @@ def _grey(images: Tensor) -> Tensor:
 def cifar10_reader(preprocess: Preprocess) -> Read | None:
     """Return the function that prepares CIFAR-10's images for a model, or None if the images need no resizing."""
     transform = preprocess.transform
-    return None if transform.size == transform.resize == (32, 32) else preprocess.pixels
+    return None if transform.size == transform.resized(32, 32) == (32, 32) else preprocess.pixels
 
 
 def _cifar10_batch(path: Path) -> Tensor:

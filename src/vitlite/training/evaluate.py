@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlite.errors import TrainError, check_count, not_finite
 from vitlite.images.naflex import NaFlexTransform
-from vitlite.images.transform import Preprocess, normalise, preprocess_of
+from vitlite.images.transform import Preprocess, by_shape, preprocess_of
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.data import ImageData, PreparedImages, listed
@@ -26,6 +26,8 @@ PIXEL_FIELDS = (
     "margin",
     "background",
     "cut",
+    "max_patches",
+    "patch_size",
 )  # fields of a transform that affect the pixels
 
 
@@ -226,7 +228,7 @@ def _logits(
         weights = model.source and model.source.sha256
         distributed.assert_equal_on_all_ranks({"data": data.names(), "config": model.config, "weights": weights})
     model.eval()
-    transform, channels = preprocess_of(model).transform, model.config.channels
+    preprocess = preprocess_of(model)
     mine = distributed.shard(len(data))
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -234,11 +236,11 @@ def _logits(
             in_batch = mine[first : first + batch]
             after_batch(len(in_batch))
             pixels, rows = data.readable(in_batch)
-            if len(rows):
-                images = normalise(pixels, transform, channels).to(model.device, model.dtype)
+            for same in by_shape(pixels):
+                images = preprocess.batch([pixels[i] for i in same])
                 with torch.inference_mode(), torch.autocast(model.device.type, torch.bfloat16, enabled=bfloat16):
                     logits = model(images).float().cpu()  # (b, k)
-                yield rows, logits
+                yield rows[same], logits
 
     return batches()
 
@@ -254,11 +256,6 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
         TrainError: The classes, the image size or the preprocessing of the images and of the model differ.
     """
     preprocess, k = preprocess_of(model), model.config.num_classes
-    if isinstance(preprocess.transform, NaFlexTransform):
-        raise TrainError(
-            "Training and evaluation need images of equal size, but a NaFlex model keeps the aspect ratio of each "
-            "image. Set model.preprocess = model.preprocess.transform.squashed()."
-        )
     if data.multi_label and model.scores != "sigmoid":
         raise TrainError(
             "The images may have several labels, but the model predicts only one. If the model was trained for several "
@@ -280,7 +277,9 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
         theirs = getattr(data.images.read, "__self__", None)
         if isinstance(theirs, Preprocess):
             fields = [
-                name for name in PIXEL_FIELDS if getattr(theirs.transform, name) != getattr(preprocess.transform, name)
+                name
+                for name in PIXEL_FIELDS
+                if getattr(theirs.transform, name, None) != getattr(preprocess.transform, name, None)
             ]
             if theirs.quick_decode != preprocess.quick_decode:
                 fields.append("quick_decode")
@@ -290,8 +289,9 @@ def check_data_fits(model: ViT, data: ImageData) -> None:
                     "images with model.preprocess.pixels."
                 )
     channels, height, width = _shape_of(data)
-    if (channels, (height, width)) != (model.config.channels, preprocess.transform.size):
-        size = preprocess.transform.size
+    of_any_shape = isinstance(preprocess.transform, NaFlexTransform)
+    size = (height, width) if of_any_shape else preprocess.transform.size
+    if (channels, height, width) != (model.config.channels, *size):
         raise TrainError(
             f"The images have {channels} channels and {height} x {width} pixels, but the model expects "
             f"{model.config.channels} channels and {size[0]} x {size[1]} pixels. Prepare the images with "
@@ -304,6 +304,6 @@ def _shape_of(data: ImageData) -> tuple[int, ...]:
     tried = min(len(data), 20)
     for row in torch.linspace(0, len(data) - 1, tried, device="cpu").long():
         images, _ = data.readable(row[None])
-        if len(images):
-            return tuple(images.shape[1:])
+        if images:
+            return tuple(images[0].shape)
     raise TrainError(f"Cannot read any of {tried} images of the data. Check the files named above.")

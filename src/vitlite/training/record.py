@@ -100,7 +100,7 @@ def _check_sizes(out: Path, data: ImageData, sizes: list[int]) -> None:
                 f"{out} contains another run: {path} was missing when the run began. Remove it to resume the run, or "
                 "start a new run with another out= (--out)."
             )
-        if size not in (-1, sizes[row]) and len(data.readable(torch.tensor([row], device="cpu"))[0]):
+        if size not in (-1, sizes[row]) and data.readable(torch.tensor([row], device="cpu"))[0]:
             raise TrainError(
                 f"{out} contains another run: {path} has changed from {sizes[row]:,} to {size:,} bytes. Restore it to "
                 "resume the run, or start a new run with another out= (--out)."

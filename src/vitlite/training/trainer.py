@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from vitlite import storage
 from vitlite.errors import TrainError
-from vitlite.images.transform import normalise
+from vitlite.images.naflex import NaFlexTransform
+from vitlite.images.transform import normalise, preprocess_of
 from vitlite.nn.vit import ViT
 from vitlite.training import distributed
 from vitlite.training.augment import SampleRandom, augment, mix, shuffled
@@ -112,6 +113,11 @@ def _check_start(model: ViT, data: ImageData, settings: Settings, validation: Im
                 f"The model must be in float32 for training, but {name} is {weight.dtype}. Call model.float(). To "
                 "compute in bfloat16, use Settings(bfloat16=True)."
             )
+    if isinstance(preprocess_of(model).transform, NaFlexTransform):
+        raise TrainError(
+            "Training needs images of equal size, but a NaFlex model keeps the aspect ratio of each image. Set "
+            "model.preprocess = model.preprocess.transform.squashed()."
+        )
     if len(data.classes) < 2 - data.multi_label or model.config.num_classes != len(data.classes):
         raise TrainError(
             f"The data have {len(data.classes)} classes, but the model has {model.config.num_classes}. The numbers "
