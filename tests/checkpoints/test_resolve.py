@@ -326,7 +326,7 @@ def test_no_answer_tells_whether_attention_pools_all_tokens(tmp_path: Path) -> N
     ("name", "sizes"),
     [
         ("test_vit3", {"img_size": 32}),
-        ("vit_small_patch16_dinov3", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}),
+        ("vit_small_patch16_dinov3", {"img_size": 32, "embed_dim": 64, "depth": 2, "num_heads": 8, "num_classes": 3}),
         ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "pool_include_prefix": True}),
         ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2, "reg_tokens": 4}),
     ],

@@ -365,11 +365,12 @@ def _pool(
             f"got {' and '.join(stated)}."
         )
     if pool == "map" and not architecture.map_of_patches:
-        heads = args.get("attn_pool_num_heads", 8 if architecture.pool == "map_all" else None)
+        usual_heads = 8 if architecture.pool == "map_all" else args.get("num_heads", architecture.heads)
+        heads = args.get("attn_pool_num_heads", usual_heads)
         if heads != 8:
             raise CheckpointError(
-                "vitlite supports attention pooling of all tokens only with 8 heads, as in the Perception Encoder. Set "
-                "attn_pool_num_heads to 8 if the weights were trained with it."
+                f"vitlite supports attention pooling of all tokens only with 8 heads, got {heads}. Use timm for this "
+                "model."
             )
         return "map_all"
     if pool == "token" and architecture.pool == "cls_and_distillation":
