@@ -42,10 +42,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_argument("--out", type=expanded, metavar="FOLDER", help="output folder, only with --engine ray")
     labels = parser.add_argument_group("labels of your own", "These options need a CLIP or SigLIP model.")
     labels.add_argument(
-        "--labels", type=label_list, metavar="LABELS", help="'cat,dog,rusty bolt', or a file with one label per line"
+        "--labels",
+        type=label_list,
+        metavar="LABELS",
+        help="labels such as 'cat,dog,rusty bolt', or a file with one per line",
     )
     labels.add_argument(
-        "--template", metavar="TEXT", help=f"sentence for labels, or imagenet for 80; default: {TEMPLATE!r}"
+        "--template", metavar="TEXT", help=f"sentence for each label, or imagenet for 80; default: {TEMPLATE!r}"
     )
     add_work_arguments(parser)
 
