@@ -298,7 +298,7 @@ def _check_shape(c: ViTConfig) -> None:
 
 
 def _check_pooling(c: ViTConfig) -> None:
-    """Check that the tokens that `pool` reads exist, and that its heads divide the width."""
+    """Check that the model has the tokens that `pool` needs, and that `dim` is divisible by the pooling heads."""
     if c.pool not in ("mean", "map", "map_all") and not c.class_token:
         raise ConfigError(f"pool={c.pool!r} reads the class token, but class_token is False. Use pool='mean'.")
     if c.pool == "cls_and_distillation" and c.registers != 1:

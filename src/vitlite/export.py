@@ -1,4 +1,4 @@
-"""Export a model to ONNX or torch.export, for any batch size and image size.
+"""Export a model to an ONNX or torch.export file, for any batch size and image size.
 
 Before an existing file is replaced, the exported file is run and compared with the model. The file also contains the
 config, the labels and the preprocessing as JSON, in the metadata entry "vitlite".
@@ -130,7 +130,7 @@ def check_target(path: str | PathLike[str]) -> Path:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """Return a context manager for a new folder beside `path`, which is deleted on exit.
+    """Return a context manager that creates a folder beside `path`, and deletes the folder on exit.
 
     If an earlier export was killed and left this folder behind, it is deleted first.
     """
@@ -227,7 +227,7 @@ def _explain_failure() -> Iterator[None]:
 
 
 def _advice() -> str:
-    return f"The version of torch is {torch.__version__}. Use torch {NEEDS_TORCH} or later."
+    return f"Try another version of torch. Exports need {NEEDS_TORCH} or later, and {torch.__version__} is installed."
 
 
 def _dynamic_shapes(model: ViT, fixed_size: bool) -> dict[int, Any]:

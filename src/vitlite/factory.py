@@ -141,7 +141,7 @@ def load(
     classes than `like`, pass this number as `num_classes` to keep the trained head.
 
     Args:
-        source: A repository of the Hub ("owner/name" or "owner/name@revision"), a folder, a .safetensors or .npz file,
+        source: A Hub repository ("owner/name" or "owner/name@revision"), a folder, a .safetensors or .npz file,
             or the index.json of shards. A config.json in the folder, or beside a model.safetensors, is read.
         like: The name of the checkpoint in the zoo that `source` contains or was fine-tuned from. A preset determines
             only the shape of the network.

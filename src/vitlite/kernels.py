@@ -261,7 +261,7 @@ def packing_is_right(dtype: torch.dtype) -> bool:
 class _Float32Products:
     """A context manager in which torch computes float32 matrix products with oneDNN.
 
-    The setting of torch applies to all threads. It changes when the first thread enters the context, and is restored
+    torch's setting applies to all threads. It changes when the first thread enters the context, and is restored
     when the last thread leaves it. Meanwhile, products in other threads also use oneDNN, and are still true float32.
     """
 

@@ -305,7 +305,7 @@ def _heads(model: "ViT", images: Tensor, layer: int, head: int | None) -> dict[s
 def draw_pca(model: "ViT", images: Sequence[Any]) -> "Image":
     """Draw images, and beside each the first three principal components of its patch features as red, green and blue.
 
-    The components are those of all images together, so equal colours in different images mean similar patches. The
+    The components are computed from all images together, so equal colours in different images mean similar patches. The
     range of each colour leaves out the lowest and the highest hundredth of the values.
 
     Args:
@@ -358,9 +358,9 @@ def _enlarged(grid: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def draw_positions(model: "ViT") -> "Image":
-    """Draw one tile per patch, which shows the similarity of its position embedding to those of all patches.
+    """Draw one tile per patch, with the similarity between its position embedding and the embedding of every patch.
 
-    The layout is that of Figure 7 (centre) of Dosovitskiy et al. 2021.
+    The layout follows Figure 7 (centre) of Dosovitskiy et al. 2021.
     """
     similarity = position_similarity(model)
     low = similarity.min().item()
@@ -462,7 +462,7 @@ def _to_image(figure: "Figure", dpi: int = PLOT_DPI) -> "Image":
 
 
 def _as_seen(model: "ViT", image: Any, side: int = PANEL) -> Tensor:
-    """Return the part of an image that the model sees, enlarged to a panel: floats (h, w, 3) from 0 to 255."""
+    """Return the part of an image that the model sees, enlarged for drawing: floats (h, w, 3) from 0 to 255."""
     if not isinstance(model.preprocess, Preprocess):
         raise ImageError(
             "To draw on an image, model.preprocess must be a vitlite.images.Preprocess. Set model.preprocess to a "
@@ -576,7 +576,7 @@ def _pillow() -> Pillow:
 
 
 def check_target(path: str | PathLike[str]) -> None:
-    """Check, before any other work, that an image can be written to a path.
+    """Check that an image can be written to a path.
 
     Raises:
         InputError: The format is not supported, or the folder does not exist or is not writable.
@@ -706,7 +706,7 @@ def _save_figure(figure: "Figure", path: Path) -> None:
 
 
 def need_matplotlib() -> "type[Figure]":
-    """Return the class `Figure` of matplotlib, which does not need a display.
+    """Return matplotlib's `Figure` class, which works without a display.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

@@ -122,7 +122,7 @@ def test_open_clip_may_pool_the_mean(tmp_path: Path) -> None:
     for name, tensor in rename_tensors(FORMATS["openai"], "visual.", state).items():
         theirs[name] = tensor.flatten() if "class_embedding" in name else tensor.contiguous()
     save_file(theirs, path)
-    with pytest.raises(ConfigError, match=r"pool: models of open_clip use the class token or a mean"):
+    with pytest.raises(ConfigError, match=r"pool: open_clip models use the class token or a mean"):
         load(path)
     assert load(path, config=ours.config.replace(pool="cls")).config.pool == "cls"
     assert torch.allclose(load(path, config=ours.config)(IMAGES), ours(IMAGES), atol=1e-5)

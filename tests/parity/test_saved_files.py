@@ -589,7 +589,7 @@ def test_what_meta_s_own_dinov3_may_not_have(tmp_path: Path) -> None:
     reference, meta, _ = dinov3_of_meta("DINOv3, class token, biases")
     masked = {name: torch.full((144,), torch.nan) for name in meta if name.endswith("bias_mask")}
     wrong = {
-        r"rope_embed.periods must be those of DINOv3": {"rope_embed.periods": torch.tensor([1.0, 10.0, 100.0])},
+        r"rope_embed.periods must be DINOv3's": {"rope_embed.periods": torch.tensor([1.0, 10.0, 100.0])},
         r"qkv.bias_mask contains NaN or infinity": masked,
         r"\+ cls_norm.weight": {"cls_norm.weight": torch.ones(48)},
     }

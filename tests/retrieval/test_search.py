@@ -169,7 +169,7 @@ def test_files_that_are_not_vectors(tmp_path: Path) -> None:
             open_vectors(tmp_path / f"{name}.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"12345678901")
     for name, reason in (
-        ("cut.safetensors", r"Cannot read .*Embed the images again"),
+        ("cut.safetensors", r"Cannot read .*embed the images again if it is damaged"),
         ("v.npz", r"is not a \.safetensors file"),
         ("missing.safetensors", r"There is no file .*\. Create it with: vitlite embed"),
     ):

@@ -134,7 +134,7 @@ def test_damaged_cifar10_is_an_error(tmp_path: Path) -> None:
     ):
         read_cifar10(folder, "train")
     (folder / "data_batch_2.bin").unlink()
-    with pytest.raises(TrainError, match=r"data_batch_2.bin is missing"):
+    with pytest.raises(TrainError, match=r"data_batch_2.bin, one of the six .bin files of CIFAR-10, is missing"):
         read_cifar10(folder, "train")
 
 

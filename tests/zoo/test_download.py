@@ -160,7 +160,7 @@ def test_hub_without_hashes(server: Hub) -> None:
 @pytest.mark.parametrize("commit", ["", "../../../evil", "main"])
 def test_answer_without_a_commit_is_not_from_a_hub(server: Hub, commit: str) -> None:
     server.instead = lambda request: Answer(200, {"ETag": f'"{SHA256}"', "X-Repo-Commit": commit}, b"Please log in")
-    with pytest.raises(DownloadError, match="is not that of the Hugging Face Hub"):
+    with pytest.raises(DownloadError, match="does not come from the Hugging Face Hub"):
         fetch()
 
 

@@ -224,7 +224,7 @@ def test_wrong_name_gets_similar_ones():
     text = message("vit_bas_16")
     assert text.startswith("There is no model 'vit_bas_16'. Did you mean vit_base_16, ")
     assert text.endswith(
-        " To list all names, use list_models() (vitlite list). To load a repository of the Hub, a folder or a file, "
+        " To list all names, use list_models() (vitlite list). To load a Hub repository, a folder or a file, "
         "use vitlite.load(source) (--model SOURCE)."
     )
     assert message("qqqq").startswith("There is no model 'qqqq'. To list all names, use list_models()")

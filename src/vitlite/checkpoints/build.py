@@ -175,7 +175,7 @@ def check_tensors(file: WeightsFile, mapping: KeyMapping, model: ViT) -> None:
 
 
 def _check_periods(file: WeightsFile, name: str) -> None:
-    """Check that the periods of rotary positions in a file are those of DINOv3, which may be rounded to bfloat16.
+    """Check that the periods of rotary positions in a file equal DINOv3's, except for rounding to bfloat16.
 
     Raises:
         CheckpointError: The file contains other periods.
@@ -184,8 +184,8 @@ def _check_periods(file: WeightsFile, name: str) -> None:
     expected = 100 ** (torch.arange(len(periods), dtype=torch.float32) / len(periods))
     if not torch.allclose(periods, expected, rtol=2**-8, atol=0):
         raise CheckpointError(
-            f"{file.path} has rotary positions that vitlite does not support: the periods {name} must be those of "
-            f"DINOv3, {expected.tolist()[:4]}, ..., got {periods.tolist()[:4]}, ..."
+            f"{file.path} has rotary positions that vitlite does not support: the periods {name} must be "
+            f"DINOv3's, {expected.tolist()[:4]}, ..., got {periods.tolist()[:4]}, ..."
         )
 
 

@@ -26,7 +26,7 @@ def fetch_record(record: registry.Record) -> Location:
 
 
 def fetch_repository(source: str) -> Location | None:
-    """Download the weights of a repository of the Hub and return their location on the local disk.
+    """Download the weights in a Hub repository, and return their location on the local disk.
 
     Return None if `source` is neither of the form "owner/name" nor "owner/name@revision".
 

@@ -380,8 +380,8 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
 
     Args:
         shapes: The shapes of the tensors in the file by name.
-        patch_size: The patch size, if it is known. Required only for weights of vit-pytorch for images that do not have
-            1 or 3 channels, because vit-pytorch flattens patches.
+        patch_size: The patch size, if it is known. Required only for vit-pytorch weights whose images do not have 1 or
+            3 channels, because vit-pytorch flattens patches.
 
     Raises:
         CheckpointError: The file is not a ViT in a known format, or its shapes do not fit the format.

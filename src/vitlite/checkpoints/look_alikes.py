@@ -11,7 +11,8 @@ LOOK_ALIKES = {
     "(RoPE-ViT, the Perception Encoder)",
     "biases": "EVA's giant models have biases named q_bias and v_bias and a position table, but so does EVA-02-CLIP "
     "enormous, a post-norm network",
-    "gates": "a gated MLP, a position table and keys without a bias are those of EVA-02, which has rotary positions",
+    "gates": "a gated MLP, a position table and keys without a bias are also found in EVA-02, which has rotary "
+    "positions",
     "norms": "a norm before the blocks, without a norm after them or with attention pooling, is also found in the "
     "Perception Encoder, which has rotary positions",
     "nothing": "without a class token, layer scale, and biases of queries, keys and values, the file may be timm's "

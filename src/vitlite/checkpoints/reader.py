@@ -101,7 +101,7 @@ class Location(NamedTuple):
 
 
 def locate(source: str | PathLike[str]) -> Location:
-    """Return the location of weights on the local disk, after downloading a repository of the Hub.
+    """Return the location of weights on the local disk, after downloading a Hub repository if necessary.
 
     An existing path takes priority over a repository of the same name.
 
@@ -127,14 +127,14 @@ def locate(source: str | PathLike[str]) -> Location:
         raise error.within(f"There is no folder {path}") from error
     if location is None:
         raise CheckpointError(
-            f"There is no file or folder {path}. Pass an existing path or a repository of the Hub (owner/name or "
+            f"There is no file or folder {path}. Pass an existing path or a Hub repository (owner/name or "
             f"owner/name@revision).{closest(source, registry.NAMES)}"
         )
     return location
 
 
 def _must_be_path(source: str) -> bool:
-    """Return whether a source can only be a path, and not a repository "owner/name" of the Hub."""
+    """Return whether a source can only be a path, and not the name "owner/name" of a Hub repository."""
     name = source.partition("@")[0]
     owner, _, rest = name.partition("/")
     suffixes = (*READABLE, *PICKLES, ".json")

@@ -346,7 +346,7 @@ def _ambiguous_fields(
     if mapping.patch_size is None and len(shapes[kernel.parts[0]]) == 2:
         ambiguous["patch_size"] = "in a flattened patch, side and number of channels cannot be told apart"
     if name == "openai":
-        ambiguous["pool"] = "models of open_clip use the class token or a mean"
+        ambiguous["pool"] = "open_clip models use the class token or a mean"
     elif geometry.get("pool") == "mean" and not mapping.format.bare_proj and name not in MEAN_WITHOUT_CLS:
         ambiguous["pool"] = "models without a class token use the mean, the maximum, both, or attention"
     elif name.startswith("transformers-dinov2") and geometry["num_classes"] and geometry.get("pool") is None:

@@ -224,7 +224,7 @@ def push_to_hub(model: ViT, repo: str, *, private: bool = False, token: str | No
         model: The model to save and upload.
         repo: The repository, as "owner/name". If it has a README.md, no model card is uploaded.
         private: If True, a new repository is private. Otherwise, it is public.
-        token: An access token. None means the variable HF_TOKEN or the token from `hf auth login`.
+        token: An access token. If None, the environment variable HF_TOKEN or the login from `hf auth login` is used.
 
     Returns:
         The URL of the commit.

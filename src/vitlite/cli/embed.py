@@ -146,7 +146,10 @@ def _embed_text(args: Namespace) -> int:
     if args.text is None:
         raise InputError("There is nothing to embed. Pass images (PATH), or sentences with --text FILE.")
     if args.paths or args.engine == "ray" or args.fast or args.patches or args.shard or args.last_block is not None:
-        raise InputError("--text cannot be combined with images or their options. Embed the images in another run.")
+        raise InputError(
+            "--text cannot be combined with PATH, --engine ray, --fast, --layer, --patches or --shard. Omit them, or "
+            "embed the images in another run."
+        )
     target, source = Path(args.out), Path(args.text)
     check_target(target)
     try:
@@ -168,6 +171,6 @@ def _embed_text(args: Namespace) -> int:
 
 
 def _marked_as_path(model: str) -> str:
-    """Return a relative path with a leading ./, because owner/name would mean a repository of the Hub."""
+    """Return a relative path with a leading ./, because owner/name would mean a Hub repository."""
     is_relative = is_place(model) and os.path.exists(model) and not os.path.isabs(model)
     return os.path.join(".", model) if is_relative else model

@@ -1,4 +1,4 @@
-"""`vitlite export`: export a model to ONNX or torch.export."""
+"""`vitlite export`: export a model to an ONNX or torch.export file."""
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Export a model to ONNX or torch.export."""
+    """Export a model to an ONNX or torch.export file."""
     out = _target(args)
     if args.to == "onnx":
         check_onnx_installed()  # before the model is downloaded

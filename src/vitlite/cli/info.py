@@ -108,7 +108,7 @@ def _preprocessing(transform: "TransformConfig") -> str:
 
 
 def fields_of(record: registry.Record) -> dict[str, Any]:
-    """Return the fields of a record for JSON, with the number of parameters and of multiply-adds."""
+    """Return a record as a dictionary for JSON, including its number of parameters and its GMACs."""
     return asdict(record) | {"params": record.params, "gmacs": round(record.gmacs, 6)}
 
 

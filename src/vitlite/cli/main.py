@@ -34,7 +34,7 @@ COMMANDS = {  # modules of this package: `add_arguments` fills the parser, `run`
     "download": "download weights before they are needed",
     "verify": "check downloaded weights for damage",
     "convert": "convert weights to another library's format",
-    "export": "export a model to ONNX or torch.export",
+    "export": "export a model to an ONNX or torch.export file",
     "bench": "measure speed on this machine",
     "train": "train or fine-tune on labelled images",
     "eval": "measure accuracy on labelled images",

@@ -107,7 +107,7 @@ def _is_marked(files: "FileSystem", folder: str) -> bool:
 
 
 def _prefix(files: "FileSystem", folder: str, identity: dict[str, Any]) -> str:
-    """Return the prefix of a job's file names from the file `_vitlite.json`, which is created in a new folder.
+    """Return the prefix of a job's file names. In a new folder, create `_vitlite.json` with a new prefix.
 
     Raises:
         InputError: `_vitlite.json` is damaged or belongs to another job.

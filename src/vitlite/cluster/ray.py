@@ -1,4 +1,4 @@
-"""The Ray actors `Embedder` and `Classifier`, for `map_batches` of Ray Data.
+"""The Ray actors `Embedder` and `Classifier`, for Ray Data's `map_batches`.
 
 Ray schedules the work, limits memory, and replaces lost actors and nodes. In the jobs of `vitlite.cluster.jobs`, Ray
 passes only paths to the actors, which read the images themselves. With `ray.data.read_binary_files`, the first
@@ -121,7 +121,7 @@ class Classifier:
 
 
 def _prepare(model: "ViT | ObjectRef[ViT]", dtype: str | None, device: str | None, threads: int) -> "ViT":
-    """Return an optimized copy of a model on the device of this actor, and set the number of threads of torch."""
+    """Return an optimized copy of a model on the device of this actor, and set the number of torch threads."""
     import torch
 
     from vitlite.fast.optimize import optimize

@@ -123,7 +123,7 @@ def _new_buffers(shape: torch.Size, dtype: torch.dtype) -> Buffers:
 
 
 class ClassTokenAttention:
-    """Attention of the class token, which is the first token, without keys and values: (b, n, c) -> (b, 1, heads d).
+    """Attention of the class token (the first token) without keys and values: (b, n, c) -> (b, 1, heads d).
 
     Keys and values need not be computed for all tokens. The query is multiplied by the weights of the keys, because
     q (W x) = (q W) x. Only the weighted mean of the tokens is multiplied by the weights of the values, because the mean

@@ -307,11 +307,11 @@ class OptimizedViT(ViT):
         return self._dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits. See `ViT.forward`: (b, c, h, w) -> (b, k)."""
+        """Return the logits: (b, c, h, w) -> (b, k). See `ViT.forward`."""
         return self._run(images, lambda part: self.head(self._embed(part)))
 
     def embed(self, images: Tensor) -> Tensor:
-        """Return one vector per image. See `ViT.embed`: (b, c, h, w) -> (b, embed_dim)."""
+        """Return one vector per image: (b, c, h, w) -> (b, embed_dim). See `ViT.embed`."""
         return self._run(images, self._embed)
 
     def features(self, images: Tensor, layers: Iterable[int] | int = (), norm: bool = False) -> Features:
@@ -320,7 +320,7 @@ class OptimizedViT(ViT):
         return self._run(images, lambda part: super(OptimizedViT, self).features(part, wanted, norm))
 
     def attention_maps(self, images: Tensor, layers: Iterable[int] | int = (-1,)) -> Tensor:
-        """Return attention maps. See `ViT.attention_maps`: (b, c, h, w) -> (layers, b, heads, n, n)."""
+        """Return attention maps: (b, c, h, w) -> (layers, b, heads, n, n). See `ViT.attention_maps`."""
         wanted = self._layers(layers)
         return self._run(images, lambda part: super(OptimizedViT, self).attention_maps(part, wanted), batch_axis=1)
 

@@ -41,7 +41,7 @@ def split(images: Tensor, temporary: int) -> tuple[Sequence[Tensor], int]:
 
 
 def compute(slices: Sequence[Tensor], streams: int, run: Callable[[Tensor], Any]) -> list[Any]:
-    """Call `run` for each slice in a number of parallel streams, and return the results in the order of the slices."""
+    """Call `run` on each slice, `streams` slices in parallel, and return the results in the order of the slices."""
     if streams == 1:
         return [run(part) for part in slices]
     with _starting:  # one thread at a time, because torch's default is briefly 1 while the workers start

@@ -75,9 +75,9 @@ def decode(
         image: A path, bytes, open file, Pillow image, array or tensor, or a dictionary with the key "bytes" or "path".
         channels: The number of channels of the result.
         at_least: The smallest acceptable height and width. A JPEG file is then decoded at 1/2, 1/4 or 1/8 of its size
-            if both sides stay at least this long. None decodes the full size.
-        background: The colour behind transparent pixels, such as "#ffffff". None drops alpha and keeps the colour that
-            the file has there.
+            if both sides stay at least this long. If None, the image is decoded at full size.
+        background: The colour behind transparent pixels, such as "#ffffff". If None, alpha is dropped, and these
+            pixels keep the colour that is stored in the file.
         heif: If True, open the file with pillow-heif; otherwise, do so only if Pillow does not recognise a HEIC file.
 
     Returns:
@@ -237,7 +237,8 @@ def _convert(image: "Image", channels: int, background: str | None) -> "Image":
         image = Image.fromarray(levels.astype(numpy.uint8))
     elif image.mode in ("I", "F"):
         raise ImageError(
-            f"the range of the pixel values is unknown in mode {image.mode!r}. Pass an array of floats from 0 to 1."
+            f"Pillow's mode {image.mode!r} does not define the range of the pixel values. Scale the values to the "
+            "range from 0 to 1, and pass them as an array of floats."
         )
     elif background and image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, background), image.convert("RGBA"))

@@ -64,7 +64,7 @@ class NaFlexTransform(TransformConfig):
         return replace(self, size=size, max_patches=patches)
 
     def squashed(self) -> TransformConfig:
-        """Return a transform that resizes every image to exactly `size`, which training needs."""
+        """Return a transform that resizes every image to exactly `size`. Training needs images of one size."""
         return TransformConfig(
             size=self.size, resize=self.size, mode="squash", interpolation=self.interpolation, mean=self.mean,
             std=self.std, scale=self.scale, background=self.background,

@@ -161,8 +161,8 @@ class Journal:
             self._append_line({"images": images, "failed": failed})
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.folder}: {error.strerror}. The vectors computed so far are kept. Fix the cause, "
-                "and run the same command again to resume."
+                f"Cannot write to {self.folder}: {error.strerror}. The vectors computed so far are kept. Check the "
+                "permissions and the free space, and run the same command again to resume."
             ) from error
         self._note(images, failed)
 
@@ -196,8 +196,8 @@ class Journal:
                 WRITERS[self.target.suffix](temporary, list(rows), vectors, metadata)
         except OSError as error:
             raise InputError(
-                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}. Fix the cause, "
-                "and run the same command again to finish."
+                f"Cannot write {self.target}: {error.strerror}. The vectors are kept in {self.folder}. Check the "
+                "permissions and the free space, and run the same command again to finish."
             ) from error
         self.rows = {}  # the target contains the vectors now, so the journal can be removed
         return len(rows)
@@ -245,13 +245,14 @@ def open_journal(target: Path, identity: Mapping[str, Any], dim: int) -> Iterato
             ) from error
         except OSError as error:
             raise InputError(
-                f"Cannot write {target}.partial: {error.strerror}. Fix the cause, or choose another file (--out)."
+                f"Cannot write to {target}.partial: {error.strerror}. Check the permissions and the free space, or "
+                "choose another file (--out)."
             ) from error
         yield journal
 
 
 def check_target(target: Path) -> None:
-    """Check, before any other work, that vectors can be written to a file.
+    """Check that vectors can be written to a file.
 
     Raises:
         InputError: The extension is not supported, or the folder does not exist or is not writable.
@@ -273,7 +274,7 @@ def check_target(target: Path) -> None:
 
 
 def check_names(target: Path, paths: Sequence[str]) -> None:
-    """Check, before any other work, that the paths fit into `target` if it is a .safetensors file.
+    """Check that the paths fit into `target` if it is a .safetensors file.
 
     Raises:
         InputError: The paths are too long.

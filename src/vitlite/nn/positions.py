@@ -73,9 +73,9 @@ def _resize_by_matmul(image: Tensor, new: Grid, mode: str, antialias: bool, alig
 
 
 def _interpolation_weights(old: int, new: int, mode: str, antialias: bool, align_corners: bool) -> Tensor:
-    """Return the weight of each old row in each new row: (new, old).
+    """Return a matrix with the weight of each old row in each new row: (new, old).
 
-    Without `antialias`, two rows are added at either end for repeated borders: (new, 2 + old + 2).
+    Without `antialias`, it has two more columns on each side, for repetitions of the border rows: (new, 2 + old + 2).
     """
     rows = torch.arange(new, dtype=torch.float32)[:, None]
     count = torch.ones_like(rows).sum()  # equals `new`, but stays symbolic in an exported graph

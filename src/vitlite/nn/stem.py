@@ -99,5 +99,5 @@ def root(channels: int) -> nn.Sequential:
 
 
 def stem(config: ViTConfig) -> nn.Module:
-    """Return the ResNet before the patch projection: its first layers, and then the stages that `config.stem` lists."""
+    """Return the ResNet before the patch projection: `root`, followed by one stage for each entry of `config.stem`."""
     return Stem(config.channels, config.stem) if config.stem else root(config.channels)

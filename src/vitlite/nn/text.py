@@ -1,7 +1,7 @@
 """The text towers of CLIP and SigLIP, which turn the token ids of a sentence into a vector.
 
-The blocks are those of the image tower. Shapes: b sentences, n tokens of a padded sentence, d width of a token, e width
-of a vector.
+The blocks are the same as in the image tower. Shapes: b sentences, n tokens of a padded sentence, d width of a token, e
+width of a vector.
 """
 
 from dataclasses import dataclass

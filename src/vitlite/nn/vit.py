@@ -194,12 +194,12 @@ class ViT(TimmInterface, nn.Module):
         """Return the `top` most probable labels of each image, with their scores.
 
         Args:
-            images: One image, a list or an iterator of images, in any form that `preprocess` accepts.
+            images: One image, or a list or an iterator of images, in any form that `preprocess` accepts.
             top: The number of labels. If the model has fewer, all of them are returned.
 
         Returns:
-            A list of predictions for one image; a list or an iterator of such lists for a list or an iterator of
-            images.
+            For one image, a list of predictions. For several images, such a list for each image: in a list if `images`
+            is a list, and in an iterator if it is an iterator.
         """
         from vitlite.inference.predict import predict
 

@@ -1,6 +1,6 @@
-"""The PyInstaller hook of vitlite, which adds the data files of vitlite to an application.
+"""vitlite's PyInstaller hook, which adds vitlite's data files to an application.
 
-PyInstaller finds the hook by the entry point `hook-dirs` of vitlite, which names `hook_folders`.
+PyInstaller finds the hook through vitlite's entry point `hook-dirs`, which refers to `hook_folders`.
 """
 
 from pathlib import Path

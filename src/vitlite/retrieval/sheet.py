@@ -25,7 +25,7 @@ PAPER, MISSING = 255.0, 225.0  # grey levels around an image, and in place of an
 
 
 def check_size(queries: int, matches: int) -> None:
-    """Check, before any other work, that a contact sheet would not be too large.
+    """Check that a contact sheet would not be too large.
 
     Args:
         queries: The number of query images, each of which has its own row.

@@ -147,7 +147,9 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, "pt")
     except (OSError, SafetensorError) as error:
-        raise InputError(f"Cannot read {path}: {error}. Embed the images again.") from error
+        raise InputError(
+            f"Cannot read {path}: {error}. Check its permissions, and embed the images again if it is damaged."
+        ) from error
 
 
 def _comparable(identity: Mapping[str, Any]) -> dict[str, Any]:

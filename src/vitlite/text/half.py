@@ -71,8 +71,8 @@ def open_text_half(model: "ViT") -> TextHalf:
     source = model.source
     if source is None:
         raise InputError(
-            "The model cannot read text, because its weights do not come from a checkpoint. Create it from a "
-            "checkpoint of CLIP or SigLIP, such as vit_base_16.siglip_v2_webli."
+            "The model cannot read text, because its weights do not come from a checkpoint. Create it from a CLIP or "
+            "SigLIP checkpoint, such as vit_base_16.siglip_v2_webli."
         )
     if source.name is not None and source.repo == registry.find(source.name).repo:
         return half_of_repository(text_record(source.name))

@@ -26,8 +26,8 @@ def with_labels(model: ViT, labels: Sequence[str], template: str | Sequence[str]
     SigLIP gives each label a separate probability.
 
     Args:
-        model: A CLIP or SigLIP checkpoint of the zoo, or a CLIPModel or SiglipModel of transformers. It stays
-            unchanged, and the new model shares its weights.
+        model: A CLIP or SigLIP checkpoint from the zoo, or a CLIPModel or SiglipModel from transformers. It is not
+            changed, and the new model shares its weights.
         labels: The names of the classes.
         template: A sentence with {} for the label, a list of sentences whose vectors are averaged, or "imagenet" for
             the 80 sentences that OpenAI used for ImageNet.
@@ -105,10 +105,10 @@ def _with_head(model: ViT, labels: tuple[str, ...], vectors: torch.Tensor, joint
 
 
 def projection_of(model: ViT, joint: "JointWeights") -> nn.Linear | None:
-    """Return the projection of the image vectors for CLIP, or None for SigLIP, which has none.
+    """Return CLIP's projection of the image vectors, or None for SigLIP, which has no projection.
 
     Raises:
-        InputError: The head differs from that of the checkpoint, or the vectors are not as wide as those of the text.
+        InputError: The head was replaced or reset, or the image vectors and the text vectors differ in width.
     """
     head = model.head.proj if isinstance(model.head, CosineHead) else model.head  # CosineHead is from `with_labels`
     projection = head if isinstance(head, nn.Linear) else None

@@ -45,7 +45,7 @@ def read_text_tower(path: Path, record: TextRecord) -> JointWeights:
         found = _find_format(file)
         if found is None:
             raise CheckpointError(
-                f"{file.path} has no text tower of CLIP or SigLIP. Use a checkpoint with an image tower and a text "
+                f"{file.path} contains no CLIP or SigLIP text tower. Use a checkpoint with an image tower and a text "
                 "tower."
             )
         text_format, prefix = found

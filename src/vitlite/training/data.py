@@ -442,7 +442,7 @@ def cifar10_reader(preprocess: Preprocess) -> Read | None:
 def _cifar10_batch(path: Path) -> Tensor:
     """Read the records of one file: (n, RECORD)."""
     if not path.exists():
-        raise TrainError(f"{path} is missing from the six .bin files of CIFAR-10. Unpack the data again.")
+        raise TrainError(f"{path}, one of the six .bin files of CIFAR-10, is missing. Unpack the data again.")
     data = path.read_bytes()
     if not data or len(data) % RECORD:
         raise TrainError(

@@ -145,7 +145,7 @@ def depth_of(name: str, blocks: int) -> int:
 
 
 def weights_of(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
-    """Iterate over the weights of an optimizer."""
+    """Yield the weights that an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]
 

@@ -171,7 +171,7 @@ def training_classes(data: Data) -> tuple[str, ...]:
 
 
 def read_class_list(file: Path) -> tuple[str, ...]:
-    """Read the names of class folders from a file, which has one name per line, in the order of the model's classes.
+    """Read the names of class folders from a file with one name per line, in the order of the model's classes.
 
     Raises:
         TrainError: The file cannot be read, or is empty.
@@ -390,7 +390,7 @@ def _held_out(data: ImageData, split: Path) -> ImageData:
 
 
 def _in_order(data: ImageData, classes: Sequence[str], k: int) -> ImageData:
-    """Rename the classes of the data to those of the model. The order must already be the same."""
+    """Replace the class names of the data with `classes`, which must be in the same order."""
     if len(data.classes) != k:
         raise TrainError(
             f"The data have {len(data.classes)} classes, but the model has {k}. Fine-tune the model on these classes "

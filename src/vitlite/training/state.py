@@ -303,6 +303,6 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainError(
-            f"Cannot write {path}: {error.strerror or error}. The last saved state is intact. Solve the problem, and "
-            "run the same command again to resume."
+            f"Cannot write {path}: {error.strerror or error}. The last saved state is intact. Check the "
+            "permissions and the free space, and run the same command again to resume."
         ) from error

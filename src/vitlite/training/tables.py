@@ -115,7 +115,10 @@ def open_data(data: Path, columns: Columns = USUAL) -> Path | Table:
     if data.is_file():
         raise TrainError(f"{data} is not a folder of images. Pass a folder, or a table ({', '.join(SUFFIXES)}).")
     if columns != USUAL:
-        raise TrainError(f"{data} is not a table ({', '.join(SUFFIXES)}). Omit the options that name its columns.")
+        raise TrainError(
+            f"{data} is not a table ({', '.join(SUFFIXES)}). Omit columns= (--path-column, --label-column, "
+            "--split-column, --separator)."
+        )
     return data
 
 

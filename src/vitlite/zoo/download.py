@@ -250,8 +250,8 @@ def _fetch_from_hub(file: _File) -> Downloaded:
         commit, etag = str(metadata.commit_hash), str(metadata.etag)
         if not _COMMIT.fullmatch(commit):
             raise DownloadError(
-                f"Cannot download {file}: the answer of {endpoint()} is not that of the Hugging Face Hub. Check "
-                "HF_ENDPOINT, your proxy, and whether the network needs a login."
+                f"Cannot download {file}: the response from {endpoint()} does not come from the Hugging Face Hub. "
+                "Check HF_ENDPOINT, your proxy, and whether the network needs a login."
             )
         if file.sha256 and len(etag) == 64 and etag != file.sha256:
             raise DownloadError(

@@ -202,7 +202,7 @@ def find(name: str) -> Record:
 
 
 def network(name: str) -> ViTConfig:
-    """Return the config of a preset, a checkpoint, or an architecture of timm (a name without a tag).
+    """Return the config of a preset, a checkpoint, or a timm architecture (a timm name without a tag).
 
     Raises:
         UnknownNameError: The name is unknown.
@@ -257,7 +257,7 @@ def did_you_mean(name: str) -> str:
 
 
 def _parts(name: str) -> set[str]:
-    """Split a name into parts. Names of torchvision, torch.hub and CLIP also work: vit_b_16, dino_vits8, ViT-B/16."""
+    """Split a name into parts. Names from torchvision, torch.hub and CLIP also work: vit_b_16, dino_vits8, ViT-B/16."""
     parts: set[str] = set()
     for part in re.split(r"[-_./]", name.lower()):
         joined = re.fullmatch(r"vit(ti|[sblhg])(\d+)|(?:patch|p)(\d+)", part)
@@ -301,7 +301,7 @@ def _unknown(name: str) -> UnknownNameError:
     else:
         text = (
             f"There is no model {name!r}.{did_you_mean(timm_name)} To list all names, use list_models() (vitlite "
-            "list). To load a repository of the Hub, a folder or a file, use vitlite.load(source) (--model SOURCE)."
+            "list). To load a Hub repository, a folder or a file, use vitlite.load(source) (--model SOURCE)."
         )
     return UnknownNameError(text)
 

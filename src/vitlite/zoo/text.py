@@ -85,6 +85,6 @@ def text_record(name: str) -> TextRecord:
                 raise InputError(f"{name} cannot read text: {reason}{hint}.")
             return replace(KINDS[kind], head_dim=int(head), repo=repo)
     raise InputError(
-        f"{name} cannot read text: {WITHOUT_TEXT}. Use a checkpoint of CLIP or SigLIP, such as "
+        f"{name} cannot read text: {WITHOUT_TEXT}. Use a CLIP or SigLIP checkpoint, such as "
         "vit_base_16.siglip_v2_webli."
     )

@@ -164,7 +164,7 @@ def transform_to_transformers(transform: TransformConfig, channels: int = 1) -> 
         channels: The number of channels of the images.
 
     Raises:
-        CheckpointError: No image processor of transformers computes this transform.
+        CheckpointError: transformers has no image processor that computes this transform.
     """
     if transform.cut is not None:
         raise CheckpointError(

@@ -454,7 +454,7 @@ def contents_for_transformers(
 
 
 def model_type(config: ViTConfig) -> str:
-    """Return the model_type of transformers that is most similar to a config.
+    """Return transformers' model_type for the models that are most similar to a config.
 
     The config may still differ from models of this type. `computed_by` returns what these models compute.
     """
