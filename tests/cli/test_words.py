@@ -110,7 +110,7 @@ def test_embed_text(run: Run, hub: Hub, folder: Path, images: Path, tmp_path: Pa
     torch.testing.assert_close(load_file(out)["vectors"], expected)
     wrong: list[tuple[list[Any], str]] = [
         ([], "nothing to embed"),
-        ([images, "--text", "x.txt"], "cannot be combined with images"),
+        ([images, "--text", "x.txt"], "cannot be combined with PATH"),
         (["--text", "no.txt"], "Cannot read no.txt"),
     ]
     for words, message in wrong:
