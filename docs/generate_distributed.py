@@ -1,4 +1,4 @@
-"""Writes the costs in docs/distributed.md from what benchmarks/libraries.py measured; --check only compares."""
+"""Write the costs in docs/lab_notes/measurements.md from those of benchmarks/libraries.py; --check only compares."""
 
 import json
 import sys
@@ -11,7 +11,8 @@ from sections import write_section
 from vitlite.presets import preset
 
 ROOT = Path(__file__).parents[1]
-PAGE, SPEED = ROOT / "docs" / "distributed.md", ROOT / "docs" / "lab_notes" / "speed.json"
+NOTES = ROOT / "docs" / "lab_notes"
+PAGE, SPEED = NOTES / "measurements.md", NOTES / "speed.json"
 BEGIN, END = "<!-- costs -->\n", "<!-- end of costs -->\n"
 MODELS = ("vit_tiny_16", "vit_small_16", "vit_base_16", "vit_large_16")
 PICTURES = 100_000_000
