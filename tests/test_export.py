@@ -75,6 +75,7 @@ OPTIONS = [
     ("onnx", {"depth": 2}),
     ("onnx", {"positions": "sincos2d", "pool": "mean", "mlp": "gelu_tanh"}),
     ("onnx", {"input_norm": "tokens", "mlp": "quick_gelu", "resample": "torchvision"}),
+    ("onnx", {"norm": "rms", "input_norm": "projected", "mlp": "swiglu", "qkv_bias": False}),
     ("torch", {"registers": 2, "cls_position": False, "layer_scale": 1.0}),
     ("torch", {"input_norm": "patches", "head_dim": 12, "resample": "jax"}),
 ]

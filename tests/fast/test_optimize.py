@@ -252,6 +252,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "rotary": {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "layer_scale": 0.3},
     "rotary, gated": {"positions": "none", "rope": DINOV3_ROPE, "registers": 4, "layer_scale": 0.3, "mlp": "swiglu"},
     "gated": {"mlp": "swiglu", "layer_scale": 0.3},
+    "AIMv2": {"norm": "rms", "input_norm": "projected", "mlp": "swiglu", "qkv_bias": False},
     "distilled": {"pool": "cls_and_distillation", "registers": 1, "cls_position": False},
     "no final norm": {"final_norm": "none"},
     "hybrid": {"stem": (1,), "patch_size": 4},

@@ -534,7 +534,8 @@ EXPORTED = [  # every option of FAMILIES, in fewer models
     {"positions": "sincos2d", "mlp": "swiglu", "inner_norm": "both", "final_norm": "none", "layer_scale": 0.1},
     {"resample": "jax", "input_norm": "patches", "cosine_head": 12},
     {"stem": (1, 1), **FAMILIES["distilled"]},
-    *(FAMILIES[name] for name in ("rotation", "EVA-02", "Perception Encoder", "learned rotation", "Qwen3", "NaFlex")),
+    *(FAMILIES[name] for name in ("rotation", "EVA-02", "Perception Encoder", "learned rotation", "Qwen3")),
+    *(FAMILIES[name] for name in ("AIMv2", "NaFlex")),
 ]
 
 
