@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from models import TINY, TRANSFORM
 
 from vitlite import ViT, ViTConfig, load
@@ -16,7 +17,7 @@ from vitlite.checkpoints.formats.timm import transform_from_timm, transform_to_t
 from vitlite.checkpoints.formats.transformers import contents_for_transformers
 from vitlite.checkpoints.formats.vitlite import metadata_content, transform_from_vitlite
 from vitlite.checkpoints.metadata import Metadata, read_metadata, transform_from_record
-from vitlite.errors import CheckpointError, ConfigError
+from vitlite.errors import CheckpointError, ConfigError, ImageError
 
 
 def write_metadata(folder: Path, *what: Any) -> None:
@@ -69,6 +70,14 @@ def test_a_transform_that_is_not_valid_is_an_error_when_it_is_used(tmp_path: Pat
     content = metadata_content(TINY, None, TRANSFORM)
     content["vitlite"]["preprocess"]["mode"] = "border"
     assert "mode must be one of" in beside(tmp_path, content).transform_error
+    model = ViT(TINY)
+    model.preprocess = TRANSFORM
+    model.save(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    file.write_text(file.read_text().replace(f'"mode": "{TRANSFORM.mode}"', '"mode": "border"'))
+    with pytest.raises(ImageError, match=r"mode must be one of .* change the preprocessing in this folder") as caught:
+        load(tmp_path / "model").preprocess(torch.zeros(3, 32, 32))
+    assert "like=" not in str(caught.value), "it would not help"
 
 
 @pytest.mark.parametrize(

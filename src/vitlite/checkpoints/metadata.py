@@ -4,7 +4,6 @@ The metadata of a record of the zoo, a config.json, a preset and a `ViTConfig` a
 in `formats` read the files of other libraries and are imported only if there is such a file.
 """
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, Literal
 
 from vitlite.config import ViTConfig
 from vitlite.errors import CheckpointError
-from vitlite.images.transform import TransformConfig, naflex_like
+from vitlite.images.transform import TransformConfig, before_crop, naflex_like
 from vitlite.presets import PRESETS
 from vitlite.storage import read_json
 from vitlite.zoo.registry import Record
@@ -74,10 +73,10 @@ def metadata_from_config(config: ViTConfig) -> Metadata:
 
 def transform_from_record(record: Record) -> TransformConfig:
     """Return the preprocessing of a zoo checkpoint for images of the size of its config."""
-    resized = math.floor(record.pixels / record.crop_pct)
+    size = (record.pixels, record.pixels)
     transform = TransformConfig(
-        size=(record.pixels, record.pixels),
-        resize=(resized, resized),
+        size=size,
+        resize=before_crop(size, record.crop_pct),
         mode=record.crop_mode,
         interpolation=record.interpolation,
         mean=record.mean,

@@ -66,7 +66,7 @@ class TransformConfig:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _check_sizes(self)
         _check_values(self)
-        if self.crop_pct is not None and _before_crop(self.cropped, self.crop_pct) != self.resize:
+        if self.crop_pct is not None and before_crop(self.cropped, self.crop_pct) != self.resize:
             object.__setattr__(self, "crop_pct", None)  # outdated, because dataclasses.replace changed the sizes
 
     @property
@@ -106,7 +106,7 @@ class TransformConfig:
             return self
         crop_pct = self.find_crop_pct()
         if crop_pct:
-            return replace(self, size=size, cut=None, resize=_before_crop(size, crop_pct), crop_pct=crop_pct)
+            return replace(self, size=size, cut=None, resize=before_crop(size, crop_pct), crop_pct=crop_pct)
         (crop_height, crop_width), (height, width) = self.cropped, self.resize
         resize = height * size[0] // crop_height, width * size[1] // crop_width  # the ratios of the sides differ
         return replace(self, size=size, cut=None, resize=resize)
@@ -121,7 +121,7 @@ class TransformConfig:
         for digits in range(1, 9):
             sides = (crop * 10**digits // before for crop, before in zip(self.cropped, self.resize, strict=True))
             crop_pct = min(sides) / 10**digits
-            if crop_pct and _before_crop(self.cropped, crop_pct) == self.resize:
+            if crop_pct and before_crop(self.cropped, crop_pct) == self.resize:
                 return crop_pct
         return None
 
@@ -149,7 +149,7 @@ class TransformConfig:
         return left, top, left + self.size[1], top + self.size[0]
 
 
-def _before_crop(size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
+def before_crop(size: tuple[int, int], crop_pct: float) -> tuple[int, int]:
     """Return the height and width of a resized image from its crop and their ratio, rounded down as in timm."""
     return math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
 
@@ -329,16 +329,21 @@ class Preprocess:
 class MissingPreprocess:
     """The value of `model.preprocess` if the preprocessing is unknown. Calling it raises an error with the reason."""
 
-    reason: str = "These weights came without preprocessing"
+    reason: str = ""  # why the preprocessing beside the weights cannot be used; "": there is none
 
     def __call__(self, images: Any) -> Tensor:
         raise self.error()
 
     def error(self) -> ImageError:
         """Return the error for images that cannot be preprocessed, which gives the reason and the remedy."""
+        if self.reason:  # like= would not help, because the files beside the weights take priority
+            return ImageError(
+                f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or change the "
+                "preprocessing in this folder."
+            )
         return ImageError(
-            f"{self.reason}. Set model.preprocess = vitlite.images.TransformConfig(...), or pass the name of a "
-            "checkpoint with the same preprocessing: like= (--model NAME --weights PATH)."
+            "These weights came without preprocessing. Set model.preprocess = vitlite.images.TransformConfig(...), or "
+            "pass the name of a checkpoint with the same preprocessing: like= (--model NAME --weights PATH)."
         )
 
 
@@ -451,7 +456,7 @@ def resize_and_crop(image: "Image | Tensor", transform: TransformConfig) -> Tens
     left, top, right, bottom = transform.crop_box(height, width)
     resample = Resampling[transform.interpolation.upper()]
     # Resize the width first. Pillow 13 begins with the height of some tall images, and rounds differently than in
-    # training.
+    # training. Columns outside the crop do not affect the others, so leave them out before the height is resized.
     across = image.resize((width, image.height), resample).crop((left, 0, right, image.height))
     down = across.resize((right - left, height), resample).crop((0, top, right - left, bottom))
     return to_tensor(down)

@@ -80,9 +80,9 @@ def predict(model: "ViT", images: Any, top: int = 5) -> Predictions:
         return list(_answers(classify(model, several, top)))
     best_labels = _label_function(model, top)
     preprocess = preprocess_of(model)
-    batch = preprocess.batch([preprocess.pixels(images)])
+    tensor = preprocess.batch([preprocess.pixels(images)])
     with evaluating(model):
-        return best_labels(batch)[0]
+        return best_labels(tensor)[0]
 
 
 def classify(
@@ -111,14 +111,14 @@ def embed(
             "model.reset_head(0) before you offload the weights, and model(images) afterwards."
         )
 
-    def vectors(batch: Tensor) -> list[Tensor]:
-        vectors = model.features(batch).map().movedim(1, 3) if patches else model.embed(batch)
-        embedded = vectors.float().cpu()
+    def vectors_of(tensor: Tensor) -> list[Tensor]:
+        found = model.features(tensor).map().movedim(1, 3) if patches else model.embed(tensor)
+        embedded = found.float().cpu()
         if not embedded.isfinite().all():
             raise not_finite(model.dtype)
         return list(embedded)
 
-    return work_through(model, images, vectors, batch, timings)
+    return work_through(model, images, vectors_of, batch, timings)
 
 
 def vectors(model: "ViT", images: Iterable[Any], batch: int = 32) -> "NDArray[float32]":
@@ -269,9 +269,11 @@ def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Pred
     labels = model.labels
     if labels is None:
         why = model.source.report.unlabelled if model.source else ""
+        if why:  # like= would not help
+            raise InputError(f"The model has no labels: {why}. Set model.labels to the names of its {classes} classes.")
         raise InputError(
-            f"The model has no labels{f': {why}' if why else ''}. Set model.labels to the names of its {classes} "
-            "classes, or load the weights with like= (--model NAME --weights PATH)."
+            f"The model has no labels. Set model.labels to the names of its {classes} classes, or load the weights "
+            "with like= (--model NAME --weights PATH)."
         )
     return partial(_most_probable, model, labels, top)
 
