@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlite import ViT, ViTConfig
 from vitlite.checkpoints.metadata import CONFIG_ARGUMENT, ID, Metadata, read_metadata
 from vitlite.checkpoints.reader import metadata_folder, open_weights
-from vitlite.checkpoints.resolve import understand
+from vitlite.checkpoints.resolve import map_and_resolve
 
 TINY = ViTConfig(image_size=16, patch_size=8, dim=16, depth=2, heads=2, mlp_dim=24, num_classes=3)
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -59,5 +59,5 @@ def completed(path: Path, **fields: Any) -> ViTConfig:
     """Return the complete config of a file: these fields, and what its tensors, its metadata and its format state."""
     folder = metadata_folder(path)
     with open_weights(path) as file:
-        own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
-        return understand(file, own, Metadata(source=CONFIG_ARGUMENT, fields=fields))[1].config
+        own = Metadata() if folder is None else read_metadata(folder, file.header.get(ID))
+        return map_and_resolve(file, own, Metadata(source=CONFIG_ARGUMENT, fields=fields))[1].config

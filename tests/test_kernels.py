@@ -24,7 +24,7 @@ with_the_setting = pytest.mark.skipif(kernels.float32_products.matmul is None, r
 CACHED = [
     kernels.kernel_choice,
     kernels.first_core,
-    kernels.linear_is_faster,
+    kernels.onednn_linear_is_better,
     kernels.packing_is_right,
     kernels.float32_products_are_exact,
 ]
@@ -84,7 +84,7 @@ def test_the_cpu_decides(cpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_turns_all_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITLITE_KERNELS", "torch")
     assert kernels.kernel_choice() == KernelChoice()
-    assert not kernels.linear_is_faster()
+    assert not kernels.onednn_linear_is_better()
     assert not kernels.float32_products_are_exact()
     assert kernels.fastest_linear(torch.float32) is PlainLinear
 
@@ -132,13 +132,13 @@ def test_operators_that_are_missing_or_wrong_are_not_used(fault: Any, monkeypatc
 
         return function
 
-    assert kernels.linear_is_faster()
+    assert kernels.onednn_linear_is_better()
     assert kernels.fastest_linear(torch.float32) is PackedLinear
     for function in CACHED[2:]:
         function.cache_clear()
-    monkeypatch.setattr(kernels, "linear", broken(nn.functional.linear))
+    monkeypatch.setattr(kernels, "onednn_linear", broken(nn.functional.linear))
     monkeypatch.setattr(PackedLinear, "added", broken(packed_added))
-    assert not kernels.linear_is_faster()
+    assert not kernels.onednn_linear_is_better()
     assert kernels.fastest_linear(torch.float32) is PlainLinear
 
 
@@ -153,11 +153,21 @@ def test_products_that_are_not_exact_are_not_used(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("fresh")
 def test_an_autocast_around_the_first_use_changes_nothing() -> None:
-    outside = kernels.float32_products_are_exact(), kernels.linear_is_faster()
+    outside = kernels.float32_products_are_exact(), kernels.onednn_linear_is_better()
     for function in CACHED[2:]:
         function.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
-        assert (kernels.float32_products_are_exact(), kernels.linear_is_faster()) == outside
+        assert (kernels.float32_products_are_exact(), kernels.onednn_linear_is_better()) == outside
+
+
+@pytest.mark.usefixtures("fresh")
+def test_another_default_dtype_at_the_first_use_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "kernel_choice", lambda: KernelChoice(linear=True))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert kernels.onednn_linear_is_better()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 # ---- linear layers of an eager model
@@ -167,14 +177,14 @@ def test_an_autocast_around_the_first_use_changes_nothing() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes that oneDNN was given, on a CPU that gains by it."""
     seen: list[tuple[int, ...]] = []
-    product = kernels.linear
+    product = kernels.onednn_linear
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         seen.append(tuple(x.shape))
         return product(x, weight, bias)
 
-    monkeypatch.setattr(kernels, "linear", linear)
-    monkeypatch.setattr(kernels, "linear_is_faster", lambda: True)
+    monkeypatch.setattr(kernels, "onednn_linear", linear)
+    monkeypatch.setattr(kernels, "onednn_linear_is_better", lambda: True)
     return seen
 
 
@@ -187,7 +197,7 @@ def test_inference_uses_it_and_training_does_not(calls: list[tuple[int, ...]], m
     with torch.no_grad():
         torch.testing.assert_close(model(images), expected.detach(), rtol=0, atol=1e-5)
         assert len(calls) == 2 * 4
-        monkeypatch.setattr(kernels, "linear_is_faster", lambda: False)
+        monkeypatch.setattr(kernels, "onednn_linear_is_better", lambda: False)
         model(images)
         assert len(calls) == 2 * 4
     expected.sum().backward()
@@ -291,11 +301,11 @@ def test_any_memory_layout(which: str, layout: str) -> None:
             layer = linear(weight, bias, torch.float32)
             assert torch.allclose(layer(x), expected, atol=1e-4)
             assert torch.allclose(layer.added(x, other.clone()), expected + other, atol=1e-4)
-        assert torch.allclose(kernels.linear(x, weight, bias), expected, atol=1e-4)
+        assert torch.allclose(kernels.onednn_linear(x, weight, bias), expected, atol=1e-4)
 
 
 def test_a_model_with_strided_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "linear_is_faster", lambda: True)
+    monkeypatch.setattr(kernels, "onednn_linear_is_better", lambda: True)
     torch.manual_seed(0)
     model = ViT(ViTConfig(image_size=16, patch_size=8, dim=32, depth=1, heads=2, mlp_dim=64, num_classes=3)).eval()
     state = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
@@ -407,7 +417,7 @@ for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
             continue
         found = vitlite.optimize(model, dtype=dtype)(images)
     assert (found - expected).abs().max() / expected.abs().max() < limit, dtype
-    plain = kernels.fastest_linear(dtype) is kernels.PlainLinear and not kernels.linear_is_faster()
+    plain = kernels.fastest_linear(dtype) is kernels.PlainLinear and not kernels.onednn_linear_is_better()
     assert missing != "operators" or plain
     assert missing != "matmul" or not kernels.float32_products_are_exact()
 """

@@ -11,7 +11,7 @@ from fetching import OTHER, SHA256, WEIGHTS, flip, rot
 
 from vitlite import storage
 from vitlite.errors import DownloadError
-from vitlite.storage import check_sha256, hash_again, mark_scanned, sha256_of, was_scanned
+from vitlite.storage import check_sha256, hash_again, is_known_finite, mark_finite, sha256_of
 
 OTHER_SHA256 = hashlib.sha256(OTHER).hexdigest()
 
@@ -59,34 +59,34 @@ def test_changed_file_is_hashed_again(file: Path) -> None:
 
 def test_replaced_file_is_hashed_again(file: Path, tmp_path: Path) -> None:
     sha256_of(file)
-    mark_scanned(file)
+    mark_finite(file)
     stat = file.stat()
     (tmp_path / "new").write_bytes(OTHER)
     os.utime(tmp_path / "new", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     os.replace(tmp_path / "new", file)
-    assert not was_scanned(file)
+    assert not is_known_finite(file)
     assert sha256_of(file) == OTHER_SHA256
 
 
 def test_scan_is_remembered_with_the_bytes(file: Path) -> None:
-    mark_scanned(file)
-    assert not was_scanned(file)  # it was never hashed
+    mark_finite(file)
+    assert not is_known_finite(file)  # it was never hashed
     sha256_of(file)
-    assert not was_scanned(file)
-    mark_scanned(file)
-    assert was_scanned(file)
+    assert not is_known_finite(file)
+    mark_finite(file)
+    assert is_known_finite(file)
     flip(file)
-    assert not was_scanned(file)
+    assert not is_known_finite(file)
 
 
 def test_setting_ignores_the_cache(file: Path, hashed: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     sha256_of(file)
-    mark_scanned(file)
+    mark_finite(file)
     rot(file)
     assert sha256_of(file) == SHA256
     monkeypatch.setenv("VITLITE_VERIFY", "always")
     assert sha256_of(file) != SHA256
-    assert not was_scanned(file)
+    assert not is_known_finite(file)
     assert len(hashed) == 2
     monkeypatch.setenv("VITLITE_VERIFY", "yes")
     with pytest.raises(DownloadError, match=r"VITLITE_VERIFY must be 'always' or unset, got 'yes'"):
@@ -106,12 +106,12 @@ def test_rot_is_found_when_hashed_again(file: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"x"', b"\xff", b'{"size": 1}', b"[" * 100_000, b"1" * 9999])
 def test_damaged_entry_is_ignored(file: Path, content: bytes) -> None:
     sha256_of(file)
-    mark_scanned(file)
+    mark_finite(file)
     entry_of(file).write_bytes(content)
-    assert not was_scanned(file)
+    assert not is_known_finite(file)
     assert sha256_of(file) == SHA256
-    mark_scanned(file)
-    assert was_scanned(file)
+    mark_finite(file)
+    assert is_known_finite(file)
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_damaged_entry_is_ignored(file: Path, content: bytes) -> None:
 )
 def test_entry_with_a_wrong_field_is_ignored(file: Path, change: dict[str, Any]) -> None:
     sha256_of(file)
-    mark_scanned(file)
+    mark_finite(file)
     entry = entry_of(file)
     entry.write_text(json.dumps(json.loads(entry.read_text()) | change))
-    assert not was_scanned(file)
+    assert not is_known_finite(file)
     assert sha256_of(file) == SHA256
 
 
 def test_state_folder_that_cannot_be_written(file: Path) -> None:
     (file.parent / "cache").touch()
     assert sha256_of(file) == SHA256
-    mark_scanned(file)
-    assert not was_scanned(file)
+    mark_finite(file)
+    assert not is_known_finite(file)
 
 
 def test_missing_file(tmp_path: Path) -> None:

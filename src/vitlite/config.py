@@ -268,7 +268,7 @@ def _check_numbers(c: ViTConfig) -> None:
 
 def _check_shape(c: ViTConfig) -> None:
     """Check that the sizes divide each other, and that the positions fit the tokens."""
-    if min(c.size) < c.patch_size or any(side % c.patch_size for side in c.size):
+    if any(side % c.patch_size for side in c.size):
         raise ConfigError(
             f"image_size {c.image_size} is not a multiple of patch_size {c.patch_size}. {fitting(c.size, c.patch_size)}"
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from vitlite import storage
-from vitlite.checkpoints.build import BuildOptions, Source, build, sample_of
+from vitlite.checkpoints.build import BuildOptions, Source, build, sample_of_weights
 from vitlite.checkpoints.metadata import (
     ID,
     Metadata,
@@ -23,7 +23,7 @@ from vitlite.checkpoints.metadata import (
     read_metadata,
 )
 from vitlite.checkpoints.reader import FLOATS, Location, locate, open_weights, path_of
-from vitlite.checkpoints.resolve import understand
+from vitlite.checkpoints.resolve import map_and_resolve
 from vitlite.config import Pool, ViTConfig
 from vitlite.errors import ConfigError, UnknownNameError
 from vitlite.images.transform import MissingPreprocess
@@ -202,20 +202,21 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
         else:
             hashes = "".join(storage.sha256_of(path) for path in file.files)
             sha256 = hashlib.sha256(hashes.encode()).hexdigest()
-        own = Metadata() if location.metadata is None else read_metadata(location.metadata, file.metadata.get(ID))
-        mapping, (config, provenance) = understand(file, own, given)
+        folder = location.metadata_folder
+        own = Metadata() if folder is None else read_metadata(folder, file.header.get(ID))
+        mapping, (config, provenance) = map_and_resolve(file, own, given)
         target = options.apply(config)
         if target != config:
             _check_changes(config, target, options)
-        other_head = target.pool != config.pool or target.num_classes != config.num_classes
-        new_head = target.num_classes > 0 and other_head
-        target = target.replace(cosine_head=None) if other_head else target
+        head_changes = target.pool != config.pool or target.num_classes != config.num_classes
+        new_head = head_changes and target.num_classes > 0
+        target = target.replace(cosine_head=None) if head_changes else target  # a new head is a linear layer
         build_options = BuildOptions(target, new_head, options.device, options.dtype)
-        scan = not all(storage.was_scanned(path) for path in file.files)
-        model, report = build(file, mapping, config, build_options, provenance, scan=scan)
-        if scan and not report.dropped and not report.resampled:  # all values in the file were checked
+        check_finite = not all(storage.is_known_finite(path) for path in file.files)
+        model, report = build(file, mapping, config, build_options, provenance, check_finite=check_finite)
+        if check_finite and not report.dropped and not report.resampled:  # all values in the file were checked
             for path in file.files:
-                storage.mark_scanned(path)
+                storage.mark_finite(path)
     if target.num_classes and not new_head:
         model.labels, error = _labels(own, given, location, target.num_classes)
         model.scores, model.thresholds = own.scores, own.thresholds
@@ -228,7 +229,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
         if options.image_size is not None:
             transform = transform.scaled(target.size)
         model.preprocess = transform.in_whole_patches(target.patch_size)
-    model.loaded_sample = sample_of(model)
+    model.loaded_sample = sample_of_weights(model)
     return model.eval()
 
 

@@ -29,6 +29,7 @@ from vitlite.errors import ConfigError
 ACTIVATIONS = ("none", "tanh", "swish")  # exact GELU, approximate GELU, and x * sigmoid(x) for quick GELU
 EXACT = 1e-5  # maximum error of float32 results, relative to the largest value
 ROUNDED = 1e-2  # maximum error of bfloat16 results, relative to the largest value
+SHAPES = ((37, 96), (80, 96), (80,))  # of input, weight and bias, to compare oneDNN with torch; any would do
 LONG = 128  # tokens; for shorter sequences, the overhead of the faster attention kernels is too large
 ONEDNN = "bf16"  # the setting of torch.backends.mkldnn with which oneDNN computes float32 products
 # From a dtype to CPU features with fast products in this dtype, as Linux and torch name the features.
@@ -128,10 +129,10 @@ def is_fast_in(dtype: torch.dtype) -> bool | None:
 # ---- linear layers of an eager model
 
 
-def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
-    """Return True if the function `linear` should be called instead of a layer.
+def should_use_onednn(layer: nn.Linear, x: Tensor) -> bool:
+    """Return True if `onednn_linear` should be called instead of a layer.
 
-    This is the case for inference in float32 with a plain layer, on CPUs where `linear` is faster.
+    This is the case for inference in float32 with a plain layer, on CPUs where oneDNN is faster.
     """
     return (
         type(layer) is nn.Linear  # neither another module nor a subclass, such as an adapter
@@ -145,7 +146,7 @@ def should_use_linear(layer: nn.Linear, x: Tensor) -> bool:
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
         and not is_transforming()
         and not dispatch_modes()  # such as a FLOP counter, which does not know private operators
-        and linear_is_faster()
+        and onednn_linear_is_better()
     )
 
 
@@ -155,7 +156,7 @@ def is_transforming() -> bool:
     return functorch_interpreter() is not None or level >= 0
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Apply a linear layer with oneDNN, without packing the weight: (b, n, d) -> (b, n, k)."""
     if bias is not None:
         bias = bias.contiguous()  # oneDNN ignores its strides
@@ -163,14 +164,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @cache
-def linear_is_faster() -> bool:
-    """Return True if the function `linear` is both correct and faster than `F.linear` on this CPU."""
+def onednn_linear_is_better() -> bool:
+    """Return True if `onednn_linear` is both correct and faster than `F.linear` on this CPU."""
     if not kernel_choice().linear:
         return False
     generator = torch.Generator().manual_seed(0)
-    x, weight, bias = (torch.randn(shape, generator=generator, device="cpu") for shape in ((37, 96), (80, 96), (80,)))
+    x, weight, bias = (torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") for shape in SHAPES)
     expected = F.linear(x.double(), weight.double(), bias.double())
-    return agrees(partial(linear, x, weight, bias), expected, EXACT)
+    return agrees(partial(onednn_linear, x, weight, bias), expected, EXACT)
 
 
 # ---- linear layers of an optimized model

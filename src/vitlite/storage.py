@@ -224,12 +224,12 @@ def hash_again(path: Path, expected: str | None = None) -> str:
     return found
 
 
-def was_scanned(path: Path) -> bool:
+def is_known_finite(path: Path) -> bool:
     """Return whether the verified-file cache records that all tensors of a weights file are finite."""
     return bool(_remembered(path).get("finite"))
 
 
-def mark_scanned(path: Path) -> None:
+def mark_finite(path: Path) -> None:
     """Record in the verified-file cache that all tensors of a weights file are finite.
 
     Nothing is recorded if the hash of the file is not in the cache.

@@ -26,7 +26,7 @@ WEIGHTS = ["patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.1.mlp.
 @pytest.fixture(autouse=True)
 def _onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use oneDNN wherever it may compute."""
-    monkeypatch.setattr(kernels, "linear_is_faster", lambda: True)
+    monkeypatch.setattr(kernels, "onednn_linear_is_better", lambda: True)
 
 
 def tangent_of(model: Any, primals: dict[str, Tensor], images: Tensor = IMAGES) -> Tensor | None:

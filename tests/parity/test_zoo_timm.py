@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitlite import ViT, create
-from vitlite.checkpoints.metadata import metadata_from_record
+from vitlite.checkpoints.metadata import Metadata, metadata_from_record
 from vitlite.checkpoints.reader import open_weights
-from vitlite.checkpoints.resolve import understand
+from vitlite.checkpoints.resolve import map_and_resolve
 from vitlite.errors import UnknownNameError
 from vitlite.nn.positions import resample_positions
 from vitlite.zoo import registry
@@ -150,7 +150,7 @@ def test_config_and_tensors(record: Record, tmp_path: Path):
     path = tmp_path / "model.safetensors"
     write_shapes(path, shapes(peer))
     with open_weights(path) as file:
-        mapping, resolved = understand(file, metadata_from_record(record))
+        mapping, resolved = map_and_resolve(file, metadata_from_record(record), Metadata())
     path.unlink()
     assert mapping.format.name == record.format
     assert not mapping.unknown

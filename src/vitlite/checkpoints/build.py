@@ -21,7 +21,7 @@ from vitlite.nn.vit import ViT, model_on_meta
 from vitlite.storage import Verified
 
 MAX_DIFF = 40  # lines
-SMALL = 10_000  # elements; `sample_of` returns smaller weights, such as biases and norms, completely
+SMALL = 10_000  # elements; `sample_of_weights` returns smaller weights, such as biases and norms, completely
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def build(
     options: BuildOptions,
     provenance: Mapping[str, str],
     *,
-    scan: bool,
+    check_finite: bool,
 ) -> tuple[ViT, LoadReport]:
     """Build a model and load the weights from a file.
 
@@ -100,8 +100,8 @@ def build(
         config: The config of the weights. It must fit the tensors of the file exactly.
         options: The config, head, device and dtype of the new model.
         provenance: The source of each config field, for the report.
-        scan: If True, check that all values are finite. Otherwise, check only tensors that are resized or whose values
-            may be too large for the dtype.
+        check_finite: If True, check that all values are finite. Otherwise, the file was checked before: check only
+            tensors that are resized or whose values may be too large for the dtype.
 
     Raises:
         CheckpointError: The tensors do not fit the config, or the file is damaged.
@@ -116,7 +116,8 @@ def build(
         state: dict[str, Tensor] = {}
         resampled: dict[str, tuple[Shape, Shape]] = {}
         position = {name: i for i, name in enumerate(file.entries)}
-        parts: dict[str, Tensor] = {}  # read for the last tensor; big_vision stacks several tensors in one part
+        # The values read for the previous tensor, because big_vision stacks the tensors of all blocks in one.
+        parts: dict[str, Tensor] = {}
         in_file_order = sorted(([position[part] for part in t.parts], name) for name, t in mapping.tensors.items())
         for _, name in in_file_order:
             tensor = mapping.tensors[name]
@@ -129,8 +130,8 @@ def build(
                 resampled[name] = tensor.shape, shapes[name]
             state[name] = adapted.to(options.dtype)
             largest = max((torch.finfo(file.dtype(part)).max for part in tensor.parts), default=0.0)
-            # The file was not scanned before, the values have changed, or they may be too large for the dtype.
-            if scan or adapted is not value or largest > torch.finfo(options.dtype).max:
+            # The file was not checked before, the values have changed, or they may be too large for the dtype.
+            if check_finite or adapted is not value or largest > torch.finfo(options.dtype).max:
                 _check_finite(file, tensor, state[name])
             state[name] = state[name].to(options.device)
         new = {name: shape for name, shape in shapes.items() if name not in state}
@@ -256,8 +257,8 @@ def is_finite(values: Tensor) -> bool:
     return bool(total.isfinite()) or bool(values.isfinite().all())
 
 
-def sample_of(model: ViT) -> Tensor:
-    """Return some elements of each weight, to detect changes after loading (see `fingerprint.hash_of_file`).
+def sample_of_weights(model: ViT) -> Tensor:
+    """Return some elements of each weight, to detect changes after loading (see `fingerprint.hash_of_source`).
 
     The head is left out, because it does not affect embeddings. Hashing all weights of a ViT-B instead would take a
     third of a second.

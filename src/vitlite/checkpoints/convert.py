@@ -44,7 +44,7 @@ from vitlite.checkpoints.reader import (
     path_of,
     weights_in,
 )
-from vitlite.checkpoints.resolve import understand
+from vitlite.checkpoints.resolve import map_and_resolve
 from vitlite.checkpoints.save import (
     check_overwrite,
     check_savable,
@@ -204,12 +204,12 @@ def _load_for_tensors(
     if "cls_token" not in mapping.tensors:
         made_up["pool"] = "mean"
     folder = metadata_folder(path)
-    own = Metadata() if folder is None else read_metadata(folder, file.metadata.get(ID))
+    own = Metadata() if folder is None else read_metadata(folder, file.header.get(ID))
     if to in ("timm", "vitlite"):  # the position table does not change
         given = replace(given, usual_image_size=_any_image_size(mapping))
-    mapping, resolved = understand(file, own, given, made_up)
+    mapping, resolved = map_and_resolve(file, own, given, made_up)
     options = BuildOptions(resolved.config, False, torch.device("cpu"), _common_dtype(file) or torch.float32)
-    return build(file, mapping, resolved.config, options, resolved.provenance, scan=True)[0]
+    return build(file, mapping, resolved.config, options, resolved.provenance, check_finite=True)[0]
 
 
 def _any_image_size(mapping: KeyMapping) -> tuple[int, int]:

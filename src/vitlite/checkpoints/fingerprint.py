@@ -8,7 +8,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from vitlite.checkpoints.build import sample_of
+from vitlite.checkpoints.build import sample_of_weights
 from vitlite.checkpoints.compare import check_unmodified, find_difference
 from vitlite.errors import InputError
 from vitlite.nn.vit import ViT
@@ -36,14 +36,14 @@ def hash_of_weights(model: ViT) -> str:
         return stored
     check_unmodified(model, "identify the weights of", InputError)
     weights = [(name, weight) for name, weight in model.named_parameters() if not name.startswith("head.")]
-    return hash_of_file(model) or f"in memory {_hash_of(weights)}"
+    return hash_of_source(model) or f"in memory {_hash_of(weights)}"
 
 
-def hash_of_file(model: ViT) -> str | None:
+def hash_of_source(model: ViT) -> str | None:
     """Return the sha256 of the file that the weights came from, or None if there is none or the weights changed."""
     if model.source is None or model.loaded_sample is None or find_difference(model):
         return None
-    now = sample_of(model)
+    now = sample_of_weights(model)
     return model.source.sha256 if torch.equal(model.loaded_sample.to(now.dtype), now) else None
 
 

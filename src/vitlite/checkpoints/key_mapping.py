@@ -410,7 +410,7 @@ def map_keys(shapes: Mapping[str, Shape], patch_size: int | None = None) -> KeyM
     dropped = [name for name in unused if checkpoint_format.drops(prefix, name)]
     unknown = [name for name in unused if not checkpoint_format.drops(prefix, name)]
     mapping = KeyMapping(checkpoint_format, prefix, patch_size, tensors, dropped, unknown)
-    # With `may_fold`, the image size determines whether tokens have rows in the table, so `understand` decides.
+    # With `may_fold`, the image size determines whether tokens have rows in the table, so `map_and_resolve` decides.
     return mapping if checkpoint_format.may_fold else fold_token_rows(mapping)
 
 

@@ -59,7 +59,7 @@ class WeightsFile(NamedTuple):
     files: Sequence[Path]  # the files that contain the tensors
     entries: Mapping[str, Entry]  # the tensors by name, in file order
     shapes: Mapping[str, Shape]
-    metadata: Mapping[str, str]  # from the header of a safetensors file; empty for shards
+    header: Mapping[str, str]  # the metadata in the header of a safetensors file; empty for shards
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the dtype of a tensor."""
@@ -93,7 +93,7 @@ class Location(NamedTuple):
     """The location of weights on the local disk, and where they came from."""
 
     path: Path
-    metadata: Path | None = None  # the folder of the config.json that describes the weights
+    metadata_folder: Path | None = None  # the folder of the config.json that describes the weights
     repo: str | None = None
     commit: str | None = None
     sha256: str | None = None

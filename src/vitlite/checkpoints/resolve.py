@@ -69,8 +69,8 @@ class Evidence(NamedTuple):
     ambiguous: Mapping[str, str]  # the fields that the tensors only suggest, and the reasons
 
 
-def understand(
-    file: WeightsFile, own: Metadata, given: Metadata | None = None, defaults: Mapping[str, Any] | None = None
+def map_and_resolve(
+    file: WeightsFile, own: Metadata, given: Metadata, defaults: Mapping[str, Any] | None = None
 ) -> tuple[KeyMapping, Resolved]:
     """Map the tensor names of a file to vitlite's names, and determine the config.
 
@@ -85,12 +85,10 @@ def understand(
         CheckpointError: The file is not a plain ViT, or the metadata contradicts the tensors.
         ConfigError: A field of the config is not determined by any source.
     """
-    given = given or Metadata()
     try:
-        # If only a record of the zoo describes the file, and the tensors have our names and the shapes of the record,
-        # there is nothing to infer. The formats timm, timm-distilled and timm-qwen3 may have our names.
-        only_record = own == Metadata() and given.fields.keys() == set(FIELDS)
-        if only_record and (given.format or "").startswith("timm"):
+        # If only a complete record of the zoo describes the file, and the tensors have our names and the shapes of the
+        # record, there is nothing to infer. Only files in timm's formats can have our names, which are timm's.
+        if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
             config = ViTConfig(**given.fields)
             if file.shapes == parameter_shapes(model_on_meta(config)):
                 file.check_dtypes(list(file.shapes))

@@ -151,7 +151,7 @@ def _print_rows(measured: Sequence[Timing], width: int) -> None:
 
 def _print_kernels() -> None:
     """Print which of torch's kernels are replaced on this CPU."""
-    used = {"linear layers of an eager model in float32, by oneDNN": kernels.linear_is_faster()}
+    used = {"linear layers of an eager model in float32, by oneDNN": kernels.onednn_linear_is_better()}
     for dtype in (torch.float32, torch.bfloat16):
         packed = kernels.fastest_linear(dtype) is kernels.PackedLinear
         used[f"packed linear layers in {str(dtype).removeprefix('torch.')}, by oneDNN"] = packed

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlite.checkpoints.compare import check_unmodified
-from vitlite.checkpoints.fingerprint import hash_of_file
+from vitlite.checkpoints.fingerprint import hash_of_source
 from vitlite.errors import OptimizedError
 from vitlite.fast.blocks import FastAttentionPool, FastBlock, FastPatches, FloatLayers, Kernels, Layers, fastest_kernels
 from vitlite.fast.calibrate import calibrated, fingerprint
@@ -36,7 +36,7 @@ from vitlite.kernels import (
     is_fast_in,
     is_transforming,
     kernel_choice,
-    linear_is_faster,
+    onednn_linear_is_better,
 )
 from vitlite.nn.layers import AttentionPool, Block
 from vitlite.nn.vit import Features, ViT, check_images
@@ -217,7 +217,7 @@ def kernels_of(model: ViT) -> str:
     'linear layers by torch'
     """
     if not isinstance(model, OptimizedViT):
-        by_onednn = model.device.type == "cpu" and model.dtype is torch.float32 and linear_is_faster()
+        by_onednn = model.device.type == "cpu" and model.dtype is torch.float32 and onednn_linear_is_better()
         return f"linear layers by {'oneDNN' if by_onednn else 'torch'}"
     kernels = model._plan.kernels
     linear = "packed linear layers by oneDNN" if kernels.linear is PackedLinear else "linear layers by torch"
@@ -251,7 +251,7 @@ def _rebuild(model: ViT, plan: Plan) -> None:
         "_device": model.device,
         "_dtype": model.dtype,
         "_tables_of": {},
-        "_weights_hash": hash_of_file(model) or f"of no file {secrets.token_hex(16)}",  # unique
+        "_weights_hash": hash_of_source(model) or f"of no file {secrets.token_hex(16)}",  # unique
     }
     model.__dict__.update(own)
     model.__class__ = OptimizedViT

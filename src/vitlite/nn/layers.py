@@ -16,6 +16,7 @@ from vitlite import kernels
 from vitlite.config import ViTConfig
 from vitlite.nn.positions import rotate, rotation_angles
 
+# Models with RMS norms have linear layers without biases, hence `bias=config.norm == "layer"` in the blocks.
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
@@ -24,7 +25,7 @@ def linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
     A layer that does more than multiply, such as an adapter or a layer with hooks, is called as usual.
     """
-    return kernels.linear(x, layer.weight, layer.bias) if kernels.should_use_linear(layer, x) else layer(x)
+    return kernels.onednn_linear(x, layer.weight, layer.bias) if kernels.should_use_onednn(layer, x) else layer(x)
 
 
 class PatchEmbed(nn.Module):

@@ -100,7 +100,7 @@ class ViT(TimmInterface, nn.Module):
         self.pre_logits = nn.Linear(config.pooled_dim, config.pre_logits) if config.pre_logits else nn.Identity()
         self.head = _head(config)
         self.tables = PositionTables()
-        if not self.patch_embed.proj.weight.is_meta:
+        if not self.patch_embed.proj.weight.is_meta:  # weights on the meta device have no values
             initialise(self)
 
     if TYPE_CHECKING:  # torch's types say that it returns anything
@@ -235,10 +235,10 @@ class ViT(TimmInterface, nn.Module):
         return stored.replace(model=self) if isinstance(stored, Preprocess) else stored
 
     @preprocess.setter
-    def preprocess(self, way: "Callable[[Any], Tensor] | TransformConfig | None") -> None:
+    def preprocess(self, value: "Callable[[Any], Tensor] | TransformConfig | None") -> None:
         from vitlite.images.transform import as_preprocess
 
-        self.__dict__["_preprocess"] = as_preprocess(way)
+        self.__dict__["_preprocess"] = as_preprocess(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "preprocess":  # nn.Module would register a torchvision transform as a submodule
@@ -271,8 +271,8 @@ class ViT(TimmInterface, nn.Module):
             n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-n]
-            # Add rows and columns as two axes. A traced model then raises an error for another grid, even for 7 x 28
-            # patches instead of 14 x 14.
+            # Add rows and columns as two axes. In a traced model, `config.grid` is a constant and `grid` depends on the
+            # images, so another grid raises an error, even 7 x 28 patches instead of 14 x 14.
             table = positions[:, -n:]
             table_grid = config.grid if positions is self.pos_embed else grid
             patches = patches.view(-1, *grid, width) + table.view(1, *table_grid, width)
@@ -284,7 +284,7 @@ class ViT(TimmInterface, nn.Module):
     def _rotations(self, grid: tuple[int, int], tokens: Tensor, rope: Rotation) -> Sequence[tuple[Tensor, ...]]:
         """Return the cosines and sines by which each block rotates queries and keys, for a grid of patches."""
         if self.rope is not None:
-            return self.rope(grid)[: len(self.blocks)]
+            return self.rope(grid)[: len(self.blocks)]  # a pruned model has fewer blocks than frequencies
         config, like = self.config, self._like(tokens)
         return [self.tables.rotation(like, grid, config.prefix_tokens, config.head_width, rope)] * len(self.blocks)
 

@@ -210,7 +210,7 @@ def network(name: str) -> ViTConfig:
     if name in PRESETS:
         return PRESETS[name]
     tagged = _tagged(name) if isinstance(name, str) and name not in NAMES else []
-    return find(tagged[0] if tagged else name).config  # timm's default; all tags have the same network
+    return find(tagged[0] if tagged else name).config  # timm's default; other tags differ only in num_classes
 
 
 def info(name: str) -> Record:
