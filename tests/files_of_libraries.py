@@ -23,7 +23,7 @@ def write_files(folder: Path) -> dict[str, Answer]:
 
 
 def _timm(folder: Path) -> Answer:
-    model = spread(timm.create_model("vit_tiny_patch16_224", num_classes=1000)).eval()
+    model = spread(timm.create_model("vit_tiny_patch16_224", num_classes=3)).eval()
     save_file(model.state_dict(), folder / "fine_tuned.safetensors")
     return model
 
@@ -46,5 +46,5 @@ def _torchvision(folder: Path) -> Answer:
 
 def _vit_pytorch(folder: Path) -> Answer:
     model = vit_pytorch.ViT(image_size=256, patch_size=32, num_classes=1000, dim=128, depth=2, heads=16, mlp_dim=256)
-    torch.save(spread(model).state_dict(), folder / "mine.pth")
+    torch.save(spread(model).state_dict(), folder / "theirs.pth")
     return model.eval()
