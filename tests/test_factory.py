@@ -305,19 +305,24 @@ def test_a_fine_tune_of_timm_with_other_classes(tmp_path: Path, capsys: pytest.C
     assert ours.labels is None
     assert ours.preprocess.transform == transform_from_record(registry.find(name))
     assert not ours.source.report.reinitialised
-    with pytest.raises(CheckpointError, match=r"For a model fine-tuned on 3 classes, pass num_classes=3 \(--num-cl"):
+    with pytest.raises(
+        CheckpointError, match=r"For a model fine-tuned on 3 classes, pass num_classes=3 \(vitlite convert --num-cl"
+    ):
         create(name, weights=file)
     renewed = create(name, weights=file, num_classes=1000)
     assert renewed.labels is None
     assert not renewed.head.weight.any()
     line = ["convert", str(file), str(tmp_path / "mine"), "--to", "timm", "--like", name]
     assert command(line) == 1
-    assert "on 3 classes, pass num_classes=3 (--num-classes)" in capsys.readouterr().err
+    assert "on 3 classes, pass num_classes=3 (vitlite convert --num-classes 3 --labels ...)" in capsys.readouterr().err
     assert command([*line, "--num-classes", "4"]) == 1
     assert command([*line, "--num-classes", "3"]) == 0
     converted = load(tmp_path / "mine")
     assert (converted.labels, converted.preprocess.transform) == (None, ours.preprocess.transform)
     assert torch.equal(converted(images), ours(images))
+    assert command([*line, "--labels", "cat,coffee"]) == 1
+    assert command([*line, "--labels", "cat,coffee,rocket"]) == 0
+    assert load(tmp_path / "mine").labels == ("cat", "coffee", "rocket")
     opened = timm.create_model(f"local-dir:{tmp_path / 'mine'}", pretrained=True).eval()
     torch.testing.assert_close(opened(images), theirs(images))
     convert(file, tmp_path / "again.safetensors", "timm", like=name, num_classes=3)

@@ -251,6 +251,21 @@ def test_probe_saves_a_classifier(run: Run, model: Path, colours: Path, tmp_path
     assert vitlite.load(saved).predict(colours / "red" / "3.png")[0].label == "red"
 
 
+def test_the_split_of_a_saved_probe_evaluates_its_test_images(
+    run: Run, model: Path, colours: Path, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    _, out, _ = run("probe", colours, "--model", model, "--json", "--save", saved)
+    code, _, err = run("eval", colours, "--model", saved)
+    assert code == 0
+    assert f"pass --split {saved / 'split.json'}" in err
+    code, _, err = run("eval", colours, "--model", saved, "--split", saved / "split.json", "--out", tmp_path / "eval")
+    assert (code, err) == (0, "")
+    measured = json.loads((tmp_path / "eval" / "eval.json").read_text())
+    assert measured["images"] == json.loads(out)["measured_on"]
+    assert measured["top1"] == pytest.approx(json.loads(out)["linear"])
+
+
 def test_probe_does_not_save_where_it_should_not(run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")

@@ -4,7 +4,7 @@ The result is a file that contains only the tensors, or a folder that the librar
 of vitlite that accepts pickles (.pth, .bin).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -78,6 +78,7 @@ def convert(
     config: ViTConfig | None = None,
     like: str | None = None,
     num_classes: int | None = None,
+    labels: Sequence[str] | None = None,
     margin: Margin | None = None,
     key: str | None = None,
 ) -> None:
@@ -92,6 +93,7 @@ def convert(
         like: The name of the checkpoint in the zoo that `source` contains or was fine-tuned from. If the target is a
             folder, it gets the preprocessing of this checkpoint, and the labels unless `num_classes` is passed.
         num_classes: The number of classes of a model that was fine-tuned from `like`.
+        labels: The names of the classes, instead of those of `like` or of the source.
         margin: How the target rounds half of an odd crop margin: "down" (transformers) or "nearest" (timm). Required if
             the source rounds differently; some crops then move by one pixel.
         key: The key of the network in a pickle that contains several networks, such as "teacher".
@@ -109,18 +111,20 @@ def convert(
     source, target = path_of(source, "source"), path_of(target, "target")
     only_tensors = target.suffix == ".safetensors"
     check_target(source, target)
-    if only_tensors and margin is not None:
+    if only_tensors and (margin, labels) != (None, None):
         raise ConfigError(
-            "margin= (--margin) changes the preprocessing, which a .safetensors file does not contain. Leave out "
-            "margin=, or pass a folder as the target."
+            "A .safetensors file contains neither preprocessing nor labels. Leave out margin= and labels= (--margin, "
+            "--labels), or pass a folder as the target."
         )
     with without_pickle(source, key) as path, open_weights(path) as file:
         head = map_keys(file.shapes).tensors.get("head.weight")
         own_classes = head.shape[0] if head else 0
+        if labels is not None and num_classes is None:
+            num_classes = len(labels)
         if num_classes not in (None, own_classes):
             raise CheckpointError(
-                f"num_classes= (--num-classes) must be the number of classes in {source}, which is {own_classes}, got "
-                f"{num_classes}. A conversion cannot change the number of classes."
+                f"num_classes= (--num-classes, or the number of --labels) must be the number of classes in {source}, "
+                f"which is {own_classes}, got {num_classes}. A conversion cannot change the number of classes."
             )
         if only_tensors:
             model = _load_for_tensors(file, path, to, _given(config, like, num_classes))
@@ -131,6 +135,7 @@ def convert(
         with explaining_write_errors(target):
             write_tensors(target, tensors)
         return
+    model.labels = model.labels if labels is None else tuple(labels)
     if margin is not None:
         _set_margin(model, margin)
     if like is None and to != "vitlite":

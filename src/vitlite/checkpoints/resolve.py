@@ -184,7 +184,10 @@ def _disagreement(disagreements: Mapping[str, str], given: Metadata, num_classes
     in_order = [disagreements[name] for name in FIELDS if name in disagreements]
     text = f"Checkpoint and config disagree: {'; '.join(in_order)}."
     if given.format and list(disagreements) == ["num_classes"]:
-        text += f" For a model fine-tuned on {num_classes} classes, pass num_classes={num_classes} (--num-classes)."
+        text += (
+            f" For a model fine-tuned on {num_classes} classes, pass num_classes={num_classes} (vitlite convert "
+            f"--num-classes {num_classes} --labels ...)."
+        )
     else:
         text += f" {CHECK_CONFIG}"
     return CheckpointError(text)

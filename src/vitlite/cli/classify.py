@@ -3,16 +3,15 @@
 import csv
 import io
 import json
-import os
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from vitlite.cli.engine import add_work_arguments, check_local_options, run_on_ray
-from vitlite.cli.options import TEMPLATE, add_paths, expanded, open_model, positive, share
+from vitlite.cli.options import TEMPLATE, add_paths, expanded, label_list, open_model, positive, share
 from vitlite.cli.progress import ImageProgress, say_skipped
 from vitlite.cli.tables import bold, terminal_width
 from vitlite.errors import InputError, printable
@@ -51,26 +50,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--template", metavar="TEXT", help=f"sentence for each label, or imagenet for 80; default: {TEMPLATE!r}"
     )
     add_work_arguments(parser)
-
-
-def label_list(text: str) -> list[str]:
-    """Parse the value of --labels: labels with commas between them, or a file with one label per line.
-
-    >>> label_list("cat, rusty bolt")
-    ['cat', 'rusty bolt']
-    """
-    path = expanded(text)
-    if os.path.isfile(path):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            parts = file.read().splitlines()
-    elif text.endswith(".txt"):
-        raise ArgumentTypeError(f"there is no file {text}")
-    else:
-        parts = text.split(",")
-    labels = [part.strip() for part in parts if part.strip()]
-    if not labels:
-        raise ArgumentTypeError(f"{text!r} contains no labels")
-    return labels
 
 
 def run(args: Namespace) -> int:

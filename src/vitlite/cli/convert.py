@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import get_args
 
-from vitlite.cli.options import expanded, positive
+from vitlite.cli.options import expanded, label_list, positive
 from vitlite.errors import ConfigError
 from vitlite.images.transform import Margin
 from vitlite.zoo import registry
@@ -36,6 +36,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--num-classes", type=positive, metavar="N", help="number of classes of a fine-tuned model, with --like"
     )
+    parser.add_argument(
+        "--labels",
+        type=label_list,
+        metavar="LABELS",
+        help="names of the classes, such as 'cat,dog', or a file with one per line",
+    )
     parser.add_argument("--key", metavar="KEY", help="network to read from a pickle with several, such as teacher")
     parser.add_argument(
         "--margin",
@@ -59,6 +65,7 @@ def run(args: Namespace) -> int:
         args.to,
         like=args.like,
         num_classes=args.num_classes,
+        labels=args.labels,
         margin=args.margin,
         key=args.key,
     )

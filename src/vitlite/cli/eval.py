@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--split",
         type=expanded_path,
         metavar="FILE",
-        help="split.json of a training run, to use only its held-out images",
+        help="split.json of train or probe --save, to use only the held-out images",
     )
     parser.add_argument(
         "--out",
@@ -144,11 +144,11 @@ def _write(out: Path, figures: dict[str, Any], confusion: Tensor | None) -> None
 
 
 def _warn_of_training_images(args: Namespace, data: Data) -> None:
-    """Warn if a split.json beside the model shows that the model was trained on these images."""
+    """Warn if the split.json of a run or a probe shows that the model was trained on these images."""
     run_folder = Path(args.weights or args.model).resolve()
     if args.split is not None or not run_folder.exists():
         return
-    for folder in (run_folder.parent, run_folder.parent.parent):
+    for folder in (run_folder, run_folder.parent, run_folder.parent.parent):
         with suppress(TrainError):
             if read_split(folder / SPLIT)[0] == location(evaluation_part(data)):
                 print(

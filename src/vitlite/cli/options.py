@@ -348,3 +348,23 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise ArgumentTypeError(f"must be a number from 0 to 1, got {text!r}")
     return number
+
+
+def label_list(text: str) -> list[str]:
+    """Parse the value of --labels: labels with commas between them, or a file with one label per line.
+
+    >>> label_list("cat, rusty bolt")
+    ['cat', 'rusty bolt']
+    """
+    path = expanded(text)
+    if os.path.isfile(path):
+        with open(path, encoding="utf-8", errors="replace") as file:
+            parts = file.read().splitlines()
+    elif text.endswith(".txt"):
+        raise ArgumentTypeError(f"there is no file {text}")
+    else:
+        parts = text.split(",")
+    labels = [part.strip() for part in parts if part.strip()]
+    if not labels:
+        raise ArgumentTypeError(f"{text!r} contains no labels")
+    return labels

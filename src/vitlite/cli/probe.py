@@ -41,12 +41,14 @@ class LabelledImages(NamedTuple):
         labels: The class index of each image (n,).
         is_test: A mask that is True for test images (n,).
         classes: The class names.
+        held_out: The names of the test images, if they were drawn at random.
     """
 
     paths: list[str]
     labels: "Tensor"
     is_test: "Tensor"
     classes: Sequence[str]
+    held_out: Sequence[str]
 
 
 class Measurement(NamedTuple):
@@ -113,7 +115,8 @@ def run(args: Namespace) -> int:
         check_outside(Path(args.out), args.data)
     if args.save:
         _check_save(args)
-    images = _find_labelled(open_data(args), args.seed)
+    data = open_data(args)
+    images = _find_labelled(data, args.seed)
     models = [args, *(Namespace(**{**vars(args), "model": name, "weights": None}) for name in args.beside)]
     measured, code = [], 0
     for model_args in models:
@@ -128,10 +131,14 @@ def run(args: Namespace) -> int:
     if args.out:
         save_image(plot_few_shots([(one.name, one.result.few) for one in measured]), args.out)
     if args.save:
+        from vitlite.training.split import SPLIT, write_split
+
         model = create_or_load(args)
         classifier = measured[0].result.classifier
         classifier.put_on(model, images.classes[: len(classifier.bias)])  # the last classes may have no readable image
         model.save(args.save)
+        if images.held_out:
+            write_split(args.save / SPLIT, data, images.held_out)
         print(f"wrote {printable(str(args.save))}", file=sys.stderr)
     return code
 
@@ -159,11 +166,14 @@ def _find_labelled(data: "Data", seed: int) -> LabelledImages:
     images = read_part(train, read_image, classes)
     paths, labels, test = images.files(), images.labels, parts.get("val", parts.get("test"))
     if test is None:
-        return LabelledImages([str(path) for path in paths], labels, held_out(labels, seed), classes)
+        is_test = held_out(labels, seed)
+        names = images.names()
+        test_names = [names[row] for row in is_test.nonzero()[:, 0].tolist()]
+        return LabelledImages([str(path) for path in paths], labels, is_test, classes, test_names)
     tests = read_part(test, read_image, classes)
     is_test = torch.arange(len(images) + len(tests), device="cpu") >= len(images)
     return LabelledImages(
-        [str(path) for path in (*paths, *tests.files())], torch.cat([labels, tests.labels]), is_test, classes
+        [str(path) for path in (*paths, *tests.files())], torch.cat([labels, tests.labels]), is_test, classes, ()
     )
 
 

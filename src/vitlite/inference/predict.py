@@ -272,8 +272,8 @@ def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Pred
         if why:  # like= would not help
             raise InputError(f"The model has no labels: {why}. Set model.labels to the names of its {classes} classes.")
         raise InputError(
-            f"The model has no labels. Set model.labels to the names of its {classes} classes, or load the weights "
-            "with like= (--model NAME --weights PATH)."
+            f"The model has no labels. Set model.labels to the names of its {classes} classes (vitlite convert "
+            "--labels), or load the weights with like= (--model NAME --weights PATH)."
         )
     return partial(_most_probable, model, labels, top)
 

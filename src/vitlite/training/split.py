@@ -318,7 +318,7 @@ def read_split(path: Path) -> tuple[Path, list[str]]:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TrainError(
             f"{path} is not a list of held-out images ({type(error).__name__}: {error}). Pass the split.json of a "
-            "training run."
+            "training run or of probe --save."
         ) from error
 
 
