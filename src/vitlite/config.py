@@ -56,46 +56,81 @@ DINOV3_ROPE = Rotation(temperature=100.0, unit="image", pairs="halves")
 
 @dataclass(frozen=True, kw_only=True)
 class ViTConfig:
-    """The configuration of a `ViT`. `dropout`, `drop_path` and `checkpointing` affect only training."""
+    """The configuration of a `ViT`.
 
-    image_size: int | tuple[int, int] = 224  # pixels: one side of a square, or (height, width)
-    patch_size: int = 16  # side of a patch in pixels; with a stem, the stem's stride times the projection's kernel size
+    Args:
+        image_size: Pixels: the side of a square, or (height, width).
+        patch_size: Side of a patch in pixels. With a stem, the stem's stride times the projection's kernel size.
+        dim: Width of a token.
+        depth: Number of blocks.
+        heads: Number of attention heads in each block.
+        mlp_dim: Hidden width of an MLP. With `mlp="swiglu"`, the width after gating.
+        num_classes: Number of outputs of the head. With 0, there is no head, and the model returns the pooled vector.
+        pool: "cls": the class token. "mean": the mean of the patch tokens. "mean_with_cls": the mean of all tokens
+            (vit-pytorch before 1.16). "cls_and_mean": both vectors, concatenated (DINOv2). "cls_and_distillation": the
+            class token and the only register, concatenated (distilled DeiT). "map": attention from a learned query to
+            the patches (SigLIP). "map_all": the same to all tokens, with 8 heads and an MLP of width 4 dim (Perception
+            Encoder).
+        channels: Number of image channels.
+        class_token: If True, put a class token before the patches.
+        registers: Number of learned tokens between the class token and the patches.
+        positions: What is added to the tokens: "learned", "sincos2d" or "none".
+        rope: Rotation of queries and keys, in addition to `positions`.
+        cls_position: If False, the position table covers only the patches.
+        resample: Library that resizes the position table to other image sizes in the same way: "timm", "transformers",
+            "torchvision", "jax", "tensorflow" or "naflex".
+        head_dim: Width of an attention head. None means dim / heads.
+        qkv_bias: If True, queries, keys and values have a bias.
+        mlp: Activation of the MLPs: "gelu" (exact), "gelu_tanh", "quick_gelu", or "swiglu" for gated MLPs.
+        norm: "layer", or "rms": RMS norms, and linear layers of blocks without biases, except as in `qkv_bias` (AIMv2).
+        norm_eps: Number added to the variance in a norm.
+        input_norm: "none". "tokens": a norm before the blocks, and no bias of the patch projection (CLIP). "patches":
+            norms before and after the patch projection (vit-pytorch). "projected": a norm after the patch projection
+            (AIMv2).
+        inner_norm: A norm before the output projection of no layer ("none"), of the MLP ("mlp", EVA-02), or of the MLP
+            and attention ("both", BEiT-3).
+        final_norm: "tokens": before pooling. "pooled": after pooling. "pooled_plain": after pooling, without weights
+            (Qwen3). "none".
+        stem: For hybrids, the number of units in each stage of the ResNet. () means only its first layers.
+        layer_scale: Initial value of the learned scale of each residual branch. None means no scale.
+        pre_logits: Width of the tanh layer before the head. 0 means no such layer.
+        cosine_head: For labels from text: the head normalises its input (0, SigLIP) or a projection of this width
+            (CLIP).
+        dropout: Dropout rate in training.
+        drop_path: Stochastic depth rate of the last block in training. It rises linearly from 0 in the first block.
+        checkpointing: If True, recompute blocks in the backward pass instead of storing them.
+    """
+
+    image_size: int | tuple[int, int] = 224
+    patch_size: int = 16
     dim: int = 768
     depth: int = 12
     heads: int = 12
-    mlp_dim: int = 3072  # hidden width of an MLP; with mlp="swiglu", the width after gating
-    num_classes: int = 1000  # 0: no head, the model returns the pooled vector
-    # "cls": the class token. "mean": the mean of the patch tokens. "mean_with_cls": the mean of all tokens (vit-pytorch
-    # before 1.16). "cls_and_mean": both vectors, concatenated (DINOv2). "cls_and_distillation": the class token and the
-    # only register, concatenated (distilled DeiT). "map": attention from a learned query to the patches (SigLIP).
-    # "map_all": the same to all tokens, with 8 heads and an MLP of width 4 dim (Perception Encoder).
+    mlp_dim: int = 3072
+    num_classes: int = 1000
     pool: Pool = "cls"
     channels: int = 3
     class_token: bool = True
     registers: int = 0
-    positions: Positions = "learned"  # added to the tokens
-    rope: Rotation | None = None  # rotate queries and keys, in addition to `positions`
-    cls_position: bool = True  # False: the position table covers the patches only
-    resample: Resample = "timm"  # resize the position table to other image sizes exactly as this library does
-    head_dim: int | None = None  # None: dim / heads
+    positions: Positions = "learned"
+    rope: Rotation | None = None
+    cls_position: bool = True
+    resample: Resample = "timm"
+    head_dim: int | None = None
     qkv_bias: bool = True
     mlp: Mlp = "gelu"
-    norm: Norm = "layer"  # "rms": RMS norms, and linear layers of blocks without biases, except as in qkv_bias (AIMv2)
+    norm: Norm = "layer"
     norm_eps: float = 1e-6
-    # "tokens": a norm before the blocks, and no bias of the patch projection (CLIP). "patches": norms before and after
-    # the patch projection (vit-pytorch). "projected": a norm after the patch projection (AIMv2).
     input_norm: InputNorm = "none"
-    inner_norm: InnerNorm = "none"  # before the output projection of "mlp" (EVA-02) or "both", with attention (BEiT-3)
-    # "tokens": before pooling. "pooled": after pooling. "pooled_plain": after pooling, without weights (Qwen3).
+    inner_norm: InnerNorm = "none"
     final_norm: FinalNorm = "tokens"
-    stem: tuple[int, ...] | None = None  # hybrids: units in each stage of the ResNet; (): only its first layers
-    layer_scale: float | None = None  # initial value of the learned scale of each residual branch; None: no scale
-    pre_logits: int = 0  # width of the tanh layer before the head; 0: no such layer
-    # For labels from text: the head normalises its input (0, SigLIP) or a projection of this width (CLIP).
+    stem: tuple[int, ...] | None = None
+    layer_scale: float | None = None
+    pre_logits: int = 0
     cosine_head: int | None = None
     dropout: float = 0.0
-    drop_path: float = 0.0  # stochastic depth rate of the last block; rises linearly from 0 in the first block
-    checkpointing: bool = False  # recompute blocks in the backward pass instead of storing them
+    drop_path: float = 0.0
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
         for name in ("image_size", "stem"):
