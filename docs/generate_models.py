@@ -84,13 +84,15 @@ HOW_TO_READ = """\
 `vitlite.create` takes the name of a checkpoint, timm's full name for it, or the name of a preset. The name of a preset
 means its checkpoint in bold. A preset without one has no default, and `create` lists its checkpoints. A head of "512
 numbers" is CLIP's projection. Without a head, the model returns its pooled features. GMACs are billions of
-multiply-adds for one image of the given size. Top-1 on CIFAR-10 was measured by this project."""
+multiply-adds for one image of the given size. Unless `vitlite info` prints `mlp=`, a model has exact GELU. In Python,
+this is `vitlite.info(NAME).config.mlp`. [Preprocessing](preprocessing.md) explains the crop. Top-1 on CIFAR-10 was measured by this project."""
 ABOUT_FRONT = """\
 Every dot is a checkpoint that classifies ImageNet-1k and is free for commercial use. The line and the table show those
 that are more accurate than all cheaper ones. Circles mark those of the five above that classify."""
 ABOUT_LICENCES = """\
 The weights belong to their authors. The licence is the one that timm or the repository states. The last column says
-what its name tells about commercial use. For "its terms", read the licence. The default of every preset allows
+what its name tells about commercial use. For "its terms", read
+the licence, which the page under "comes from" in `vitlite info NAME` names. The default of every preset allows
 commercial use. In Python, it is the field `license` of `vitlite.info(NAME)`."""
 ABOUT_PRESETS = "For a preset without checkpoints, `create` needs `weights=None` and gives random weights."
 ABOUT_REFUSED = "A `*` stands for any letters. timm has most of these: `timm.create_model(name, pretrained=True)`."
