@@ -85,7 +85,8 @@ HOW_TO_READ = """\
 means its checkpoint in bold. A preset without one has no default, and `create` lists its checkpoints. A head of "512
 numbers" is CLIP's projection. Without a head, the model returns its pooled features. GMACs are billions of
 multiply-adds for one image of the given size. Unless `vitlite info` prints `mlp=`, a model has exact GELU. In Python,
-this is `vitlite.info(NAME).config.mlp`. [Preprocessing](preprocessing.md) explains the crop. Top-1 on CIFAR-10 was measured by this project."""
+this is `vitlite.info(NAME).config.mlp`. [Preprocessing](preprocessing.md) explains the crop. Top-1 on CIFAR-10 was
+measured by this project."""
 ABOUT_FRONT = """\
 Every dot is a checkpoint that classifies ImageNet-1k and is free for commercial use. The line and the table show those
 that are more accurate than all cheaper ones. Circles mark those of the five above that classify."""
