@@ -61,8 +61,8 @@ def as_markdown(language: str, text: str) -> str:
 
 
 def as_shell(text: str) -> str:
-    """Return shell lines as a notebook runs them."""
-    return "".join(f"!{line}\n" for line in text.splitlines())
+    """Return shell lines as a notebook runs them: each command starts with `!`, and may go on in the next line."""
+    return re.sub(r"(?<!\\\n)^(?=.)", "!", text, flags=re.MULTILINE)
 
 
 def markdown_cell(text: str) -> dict[str, Any]:

@@ -298,7 +298,8 @@ def test_the_notebook_is_the_page() -> None:
         if block.note == "output":
             page[-1][1] = block.text.rstrip("\n")
         elif block.note == "" and block.language in ("python", "bash"):
-            page.append([block.text if block.language == "python" else re.sub("(?m)^(?=.)", "!", block.text), ""])
+            shell = re.sub(r"(?m)(?<!\\\n)^(?=.)", "!", block.text)  # not before lines that continue a command
+            page.append([block.text if block.language == "python" else shell, ""])
     setup, *cells = code_cells(NOTEBOOK)
     assert "sysconfig" in setup[0]
     assert [list(cell) for cell in cells] == page
@@ -312,7 +313,7 @@ def test_the_notebook_runs_where_nothing_else_is(tmp_path: Path, monkeypatch: py
     names: dict[str, Any] = {"__name__": "__main__"}
     for number, (code, expected) in enumerate(code_cells(NOTEBOOK)):
         if code.startswith("!"):
-            for line in code.splitlines():
+            for line in commands(code):
                 run_line(line.removeprefix("!"), f"cell {number}")
         else:
             printed = run_python(code, f"cell {number}", names)
@@ -356,9 +357,10 @@ PICTURES = {  # what the commands of the lesson draw, and what stands on the pag
 
 
 def test_the_figures_of_the_lesson_are_what_their_commands_draw(workplace: Path) -> None:
-    commands = re.findall(r"vitlite [^`\n]* --out \S+\.png", LESSON.read_text(encoding="utf-8"))
-    assert {line.split()[-1] for line in commands} == set(PICTURES)
-    for line in sorted(set(commands)):
+    text = LESSON.read_text(encoding="utf-8").replace("\\\n", " ")
+    drawing = re.findall(r"vitlite [^`\n]* --out \S+\.png", text)
+    assert {line.split()[-1] for line in drawing} == set(PICTURES)
+    for line in sorted(set(drawing)):
         out = line.split()[-1]
         run_line(line, line)
         with Image.open(out) as drawn, Image.open(ROOT / "docs" / "images" / PICTURES[out]) as shown:

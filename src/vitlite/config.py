@@ -75,13 +75,15 @@ class ViTConfig:
         class_token: If True, put a class token before the patches.
         registers: Number of learned tokens between the class token and the patches.
         positions: What is added to the tokens: "learned", "sincos2d" or "none".
-        rope: Rotation of queries and keys, in addition to `positions`.
+        rope: Rotation of queries and keys, in addition to `positions`. Attention then depends on how far apart and in
+            which direction two patches lie.
         cls_position: If False, the position table covers only the patches.
         resample: Library that resizes the position table to other image sizes in the same way: "timm", "transformers",
             "torchvision", "jax", "tensorflow" or "naflex".
         head_dim: Width of an attention head. None means dim / heads.
         qkv_bias: If True, queries, keys and values have a bias.
-        mlp: Activation of the MLPs: "gelu" (exact), "gelu_tanh", "quick_gelu", or "swiglu" for gated MLPs.
+        mlp: Activation of the MLPs: "gelu" (exact), "gelu_tanh" or "quick_gelu". "swiglu": a gated MLP, in which the
+            first layer computes two vectors. One passes through SiLU before they are multiplied.
         norm: "layer", or "rms": RMS norms, and linear layers of blocks without biases, except as in `qkv_bias` (AIMv2).
         norm_eps: Number added to the variance in a norm.
         input_norm: "none". "tokens": a norm before the blocks, and no bias of the patch projection (CLIP). "patches":
