@@ -345,7 +345,7 @@ def _ambiguous_fields(
     ambiguous = {}
     kernel = tensors["patch_embed.proj.weight"]
     if mapping.patch_size is None and len(shapes[kernel.parts[0]]) == 2:
-        ambiguous["patch_size"] = "in a flattened patch, side and number of channels cannot be told apart"
+        ambiguous["patch_size"] = "a flattened patch does not determine its side and number of channels"
     if name == "openai":
         ambiguous["pool"] = "open_clip models use the class token or a mean"
     elif geometry.get("pool") == "mean" and not mapping.format.bare_proj and name not in MEAN_WITHOUT_CLS:
