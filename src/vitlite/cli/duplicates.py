@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="format of the output; default: %(default)s",
     )
     parser.add_argument(
-        "--out", type=expanded, metavar="JPG", help="contact sheet of the groups to draw, replaced if it exists"
+        "--out", type=expanded, metavar="JPG", help="file for a contact sheet of the groups, replaced if it exists"
     )
 
 

@@ -88,7 +88,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--out",
         type=expanded,
         metavar="PNG",
-        help="plot of accuracy against --shots to draw, replaced if it exists",
+        help="file for a plot of accuracy against --shots, replaced if it exists",
     )
     parser.add_argument(
         "--save",

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="image, folder, pattern, - (list on stdin), or words (CLIP, SigLIP)",
     )
     parser.add_argument("--top", type=positive, default=10, metavar="N", help="matches per query; default: %(default)s")
-    parser.add_argument("--out", type=expanded, metavar="JPG", help="contact sheet to draw, replaced if it exists")
+    parser.add_argument("--out", type=expanded, metavar="JPG", help="file for a contact sheet, replaced if it exists")
     parser.add_argument(
         "--format", choices=("table", "jsonl"), default="table", help="format of the output; default: %(default)s"
     )
