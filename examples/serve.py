@@ -4,7 +4,8 @@
     {"labels": [{"label": "cat", "index": 3, "score": 0.8128}, ...]}
 
 MODEL is a name or a folder. Requests are decoded in threads of their own, and one thread runs the model on the images
-that have arrived meanwhile. On SIGTERM, the service answers what it has begun and exits with code 0.
+that have arrived meanwhile. After SIGTERM, the service finishes the requests in progress, answers others with 503, and
+exits with code 0.
 """
 
 import argparse
@@ -23,36 +24,32 @@ import torch
 
 import vitlite
 from vitlite.errors import ImageError
+from vitlite.inference.predict import Prediction, labels_to_show
 
 LARGEST = 20 << 20  # bytes of an image; larger ones get 413
 REQUESTS = 64  # at a time; others get 429
 BATCH = 16  # images that the model computes at a time, at most
 SECONDS = 30  # that a client may take to send its image
-TOP = 5
 
 
 class Service:
     """A model, the thread that runs it, and the images that wait for it."""
 
     def __init__(self, model: vitlite.ViT) -> None:
-        if model.labels is None:
-            raise SystemExit("The model has no labels.")
-        self.model, self.names = model, model.labels
+        self.model, self.best_labels = model, labels_to_show(model)
         self.slots = threading.Semaphore(REQUESTS)
         self.decoders = threading.Semaphore(torch.get_num_threads())
-        self.waiting: queue.SimpleQueue[tuple[torch.Tensor, Future[Any]]] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[torch.Tensor, Future[list[Prediction]]]] = queue.SimpleQueue()
         self.stopping = False
         threading.Thread(target=self.run_model, daemon=True).start()
 
     def labels(self, image: bytes) -> list[dict[str, Any]]:
-        """Return the most probable labels of an image."""
+        """Return the labels that `vitlite classify` prints for an image."""
         with self.decoders:
             pixels = self.model.preprocess.pixels(image)
-        answer: Future[Any] = Future()
+        answer: Future[list[Prediction]] = Future()
         self.waiting.put((pixels, answer))
-        scores, indices = answer.result()
-        best = zip(indices.tolist(), scores.tolist(), strict=True)
-        return [{"label": self.names[index], "index": index, "score": round(score, 4)} for index, score in best]
+        return [best.to_dict() | {"score": round(best.score, 4)} for best in answer.result()]
 
     def run_model(self) -> None:
         """Compute all images that wait, at most `BATCH` at a time, again and again."""
@@ -62,17 +59,15 @@ class Service:
                 batch.append(self.waiting.get())
             try:
                 with torch.inference_mode():
-                    logits = self.model(self.model.preprocess.batch([pixels for pixels, _ in batch]))
-                    all_scores = logits.sigmoid() if self.model.scores == "sigmoid" else logits.softmax(-1)
-                    best = all_scores.topk(min(TOP, logits.shape[1]))
-                for (_, answer), scores, indices in zip(batch, *best, strict=True):
-                    answer.set_result((scores, indices))
+                    predictions = self.best_labels(self.model.preprocess.batch([pixels for pixels, _ in batch]))
+                for (_, answer), labels in zip(batch, predictions, strict=True):
+                    answer.set_result(labels)
             except Exception as error:
                 for _, answer in batch:
                     answer.set_exception(error)
 
     def stop(self) -> None:
-        """Refuse further requests, and wait until the others are answered."""
+        """Answer further requests with 503, and wait until the others are answered."""
         self.stopping = True
         for _ in range(REQUESTS):
             self.slots.acquire(timeout=SECONDS)
@@ -177,8 +172,9 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     logging.info("serving %s at http://%s:%d, threads: %d", args.model, *server.server_address[:2], threads)
     stop.wait()
-    server.shutdown()  # accepts no further connections
     service.stop()
+    server.shutdown()
+    server.server_close()  # a client that connects now is refused at once
     logging.info("all requests are answered")
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import vitlite
+from vitlite.cli.main import main
 
 ROOT = Path(__file__).parents[1]
 PHOTO = (ROOT / "examples" / "photos" / "chelsea.png").read_bytes()
@@ -106,18 +107,27 @@ def test_full_service_answers_429(service: Service) -> None:
     assert service.ask("POST", "/", PHOTO)[0] == 200
 
 
-@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
-def test_labels_are_those_of_predict(scores: str) -> None:
-    """A model for several labels per image has a probability for each label."""
+@pytest.mark.parametrize("kind", ["one label", "several labels", "thresholds"])
+def test_labels_are_those_of_classify(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = spec_from_file_location("serve", ROOT / "examples" / "serve.py")
     assert spec
     assert spec.loader
     serve = module_from_spec(spec)
     spec.loader.exec_module(serve)
     model = vitlite.create("vit_nano_4.cifar10")
-    model.scores = scores
-    expected = [best.to_dict() for best in model.predict(PHOTO)]
-    assert serve.Service(model).labels(PHOTO) == [row | {"score": round(row["score"], 4)} for row in expected]
+    if kind != "one label":
+        model.scores = "sigmoid"
+    if kind == "thresholds":
+        best = model.predict(PHOTO, top=10)
+        model.thresholds = [1.0 if each in best[:3] else 0.0 for each in sorted(best, key=lambda each: each.index)]
+    model.save(tmp_path / "model")
+    photo = str(ROOT / "examples" / "photos" / "chelsea.png")
+    main(["classify", photo, "--model", str(tmp_path / "model"), "--format", "jsonl"])
+    expected = json.loads(capsys.readouterr().out)["predictions"]
+    assert len(expected) == (7 if kind == "thresholds" else 5)
+    assert serve.Service(model).labels(PHOTO) == [
+        row | {"score": pytest.approx(row["score"], abs=1e-4)} for row in expected
+    ]
 
 
 def test_concurrent_clients_get_their_own_answers(service: Service) -> None:
@@ -151,6 +161,8 @@ def test_service_answers_what_it_has_begun_before_it_ends(service: Service) -> N
     time.sleep(0.5)
     idle.request("POST", "/", PHOTO)
     assert answer_of(idle.getresponse())[0] == 503
+    assert service.ask("GET", "/health") == (503, {"stopping": True})  # in a new connection
+    assert service.ask("POST", "/", PHOTO)[0] == 503
     assert service.process.poll() is None
     client.sendall(PHOTO[1000:])
     assert end(client) == 200

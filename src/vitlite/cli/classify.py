@@ -72,7 +72,7 @@ def run(args: Namespace) -> int:
         )
     paths = find_images(args.paths, sys.stdin, say_skipped)
 
-    from vitlite.inference.predict import classify  # here, because it imports torch, which `--help` does not need
+    from vitlite.inference.predict import labels_to_show, work_through  # imports torch, which `--help` does not need
 
     model = open_model(args)
     progress = ImageProgress(
@@ -81,14 +81,8 @@ def run(args: Namespace) -> int:
         strict=args.strict,
         verb="classified" if len(paths) > 1 else "",
     )
-    minimums, classes = model.thresholds, model.config.num_classes
-    top = args.top or (TOP if model.thresholds is None else classes)
-    if args.min_score is not None:
-        minimums = (args.min_score,) * classes
-    most = top if args.min_score is not None or minimums is None else classes  # thresholds may differ by class
-    answers: Answers = progress.answers(classify(model, paths, most, args.batch, progress.timings))
-    if minimums is not None:
-        answers = _from(answers, minimums, top)
+    work = labels_to_show(model, args.top, args.min_score)
+    answers: Answers = progress.answers(work_through(model, paths, work, args.batch, progress.timings))
     if args.format == "jsonl":
         _print_jsonl(answers)
     elif args.format == "csv":
@@ -96,12 +90,6 @@ def run(args: Namespace) -> int:
     else:
         _print_table(answers, [label for label, count in Counter(model.labels or ()).items() if count > 1])
     return progress.exit_code()
-
-
-def _from(answers: Answers, minimums: Sequence[float], top: int) -> Answers:
-    """Yield the predictions of each image whose scores are at least the minimum score of their class."""
-    for path, predictions in answers:
-        yield path, [each for each in predictions if each.score >= minimums[each.index]][:top]
 
 
 def _print_table(answers: Answers, ambiguous: Sequence[str]) -> None:

@@ -278,6 +278,36 @@ def _label_function(model: "ViT", top: int) -> Callable[[Tensor], list[list[Pred
     return partial(_most_probable, model, labels, top)
 
 
+def labels_to_show(
+    model: "ViT", top: int | None = None, min_score: float | None = None
+) -> Callable[[Tensor], list[list[Prediction]]]:
+    """Return a function that turns a batch (b, c, h, w) into the labels that `vitlite classify` prints for each image.
+
+    Args:
+        model: A model with labels.
+        top: The maximum number of labels. Default: 5, or all if the model has thresholds.
+        min_score: The minimum score of a label. Default: the model's thresholds, or 0.
+
+    Raises:
+        InputError: The model has no labels or too few classes, or `top` is not a positive integer.
+    """
+    classes = model.config.num_classes
+    if top is None:
+        top = 5 if model.thresholds is None else classes
+    if min_score is not None:
+        minimums, most = [min_score] * classes, top
+    elif model.thresholds is not None:
+        minimums, most = list(model.thresholds), classes  # a less probable label may have a lower threshold
+    else:
+        return _label_function(model, top)
+    best_labels = _label_function(model, most)
+
+    def above_minimums(images: Tensor) -> list[list[Prediction]]:
+        return [[each for each in row if each.score >= minimums[each.index]][:top] for row in best_labels(images)]
+
+    return above_minimums
+
+
 def _most_probable(model: "ViT", labels: Sequence[str], top: int, images: Tensor) -> list[list[Prediction]]:
     logits = model(images).float()  # (b, k)
     classes = logits.shape[1]
