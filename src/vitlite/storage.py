@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
             size = os.fstat(file.fileno()).st_size
             content = file.read(min(size, MAX_JSON) + 1)  # read(n) allocates n bytes
         if len(content) > MAX_JSON:
-            raise OSError(f"the file is larger than {MAX_JSON} bytes")
+            raise OSError(f"the file is larger than {MAX_JSON // 2**20} MB")
     except OSError as error:
         raise CheckpointError(
             f"Cannot read {path}: {error.strerror or error}. Check that it is a readable JSON file."

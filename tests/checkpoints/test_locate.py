@@ -119,6 +119,7 @@ def test_what_can_only_be_a_path_is_not_asked_for_at_the_hub(
 def test_a_folder_that_is_gone_and_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITLITE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(DownloadError, match=r"^There is no folder run/best: Cannot download .* of run/best@") as error:
+    text = r"^There is no file or folder run/best, and the Hub cannot be reached: Cannot download .* of run/best@"
+    with pytest.raises(DownloadError, match=text) as error:
         load("run/best")
     assert len(str(error.value)) < 400

@@ -172,6 +172,10 @@ def test_weights_and_config_json_carry_the_same_id(tmp_path: Path) -> None:
     (tmp_path / "two" / "config.json").replace(tmp_path / "one" / "config.json")
     with pytest.raises(CheckpointError, match=r"config\.json: .* written for other weights: .* Save the model again"):
         load(tmp_path / "one")
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    (tmp_path / "one" / "config.json").write_text(json.dumps({"vitlite": config["vitlite"]}))
+    with pytest.raises(CheckpointError, match=r"config\.json: .* not saved together: only one .* vitlite_id"):
+        load(tmp_path / "one")
 
 
 def test_a_failed_save_leaves_what_was_there(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def _write_folder(model: ViT, folder: Path, to: Target) -> None:
 
 
 def _rename(model: ViT, to: Target) -> dict[str, Tensor]:
-    """Return the tensors of a model with the names that a library uses.
+    """Return the tensors of a model under the names that the target library uses.
 
     Raises:
         CheckpointError: The library has no model that computes the same results.

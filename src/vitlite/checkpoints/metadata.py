@@ -91,8 +91,9 @@ def transform_from_record(record: Record) -> TransformConfig:
 def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
     """Read config.json and preprocessor_config.json beside the weights.
 
-    vitlite's section of config.json is used if config.json and the header of the weights have the same id, or both have
-    none. Otherwise, another library has rewritten one of the files, and only the entries of this library are used.
+    The section `vitlite` of config.json is used if config.json and the header of the weights have the same id, or if
+    neither has one. If only one of them has an id, another library has rewritten one of the two files, and the entries
+    of timm or transformers in config.json are used instead. Two different ids are an error.
 
     Args:
         folder: The folder of the weights.
@@ -128,8 +129,8 @@ def read_metadata(folder: Path, weights_id: str | None = None) -> Metadata:
             return metadata_from_transformers(config, _read_preprocessor(folder))
         if "vitlite" in config:
             raise CheckpointError(
-                f"This file was not written together with the weights, because only one of them has a {ID}. Save the "
-                "model again."
+                f"This file and the weights were not saved together: only one of them has a {ID}. Use files that were "
+                "saved together, or save the model again."
             )
     except CheckpointError as error:
         raise error.within(str(folder / CONFIG)) from None

@@ -124,7 +124,7 @@ def locate(source: str | PathLike[str]) -> Location:
     try:
         location = fetch_repository(source)
     except UnreachableError as error:
-        raise error.within(f"There is no folder {path}") from error
+        raise error.within(f"There is no file or folder {path}, and the Hub cannot be reached") from error
     if location is None:
         raise CheckpointError(
             f"There is no file or folder {path}. Pass an existing path or a Hub repository (owner/name or "

@@ -157,7 +157,7 @@ def open_data(args: Namespace) -> "Data":
 
 
 def given_table_options(args: Namespace) -> list[str]:
-    """Return the table options of this command as arguments for a suggested command."""
+    """Return the given table options as command-line arguments, to repeat them in a suggested command."""
     options = [("--path-column", args.path_column), *(("--label-column", name) for name in args.label_column)]
     options += [("--split-column", args.split_column), ("--separator", args.separator)]
     return [word for option, value in options if value is not None for word in (option, value)]
@@ -273,7 +273,7 @@ def _weights_files(place: Path) -> list[Path]:
 
 
 def check_outside(out: Path, data: Path, option: str = "--out") -> None:
-    """Check that an output is outside the data folder. Otherwise, the next run would read it as data.
+    """Check that an output is not in the data folder, where the next run would read it as data.
 
     Raises:
         InputError: The output is the data folder, or inside it.

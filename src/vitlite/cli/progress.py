@@ -29,11 +29,11 @@ def say_skipped(skipped: Counter[str]) -> None:
 
 
 def say_broken(names: Sequence[str], count: int | None = None) -> None:
-    """Print the names of images that could not be read.
+    """Print how many images could not be read, and the names of the first eight.
 
     Args:
-        names: The names of these images, of which the first eight are printed.
-        count: The number of these images. Default: the number of names.
+        names: The names of the unreadable images. Those after the first eight may be missing.
+        count: The number of unreadable images. Default: the number of names.
     """
     count = len(names) if count is None else count
     if count:

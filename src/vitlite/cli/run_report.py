@@ -70,7 +70,7 @@ class Report:
         )
 
     def epoch(self, history: History) -> None:
-        """Print the epochs that have not been printed yet."""
+        """Print the epochs that have not been printed yet. The first call also writes the list of held-out images."""
         if not self.rows and self.split.held_out:
             write_split(self.out / SPLIT, self.data, self.split.held_out)
         if self.as_json:

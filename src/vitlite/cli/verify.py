@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Hash files again and compare the hashes. Return 1 if a file is damaged or missing."""
+    """Hash files again, and compare with the expected hashes. Return 1 if a file is damaged or missing, else 0."""
     targets = args.targets or [record.name for record in registry.RECORDS.values() if _file_of(record) is not None]
     failed = 0
     for target in targets:

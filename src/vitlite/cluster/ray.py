@@ -48,8 +48,8 @@ class Embedder:
         """Make an optimized copy of a model in the process of the actor.
 
         Args:
-            model: A model that has preprocessing and is not optimized, or the result of `ray.put(model)`, with which
-                the weights are sent to each node only once.
+            model: A model that has preprocessing and is not optimized, or the result of `ray.put(model)`. With
+                `ray.put`, the weights are sent to each node only once.
             batch: The number of images per batch.
             dtype: The dtype of the computation, such as "bfloat16". Default: the dtype of the model.
             device: The device, such as "cuda". Default: the device of the model.

@@ -184,7 +184,8 @@ def _plan_int8(model: ViT, images: Iterable[Any] | None) -> Plan:
     """
     if model.device.type != "cpu":
         raise OptimizedError(
-            f"int8 needs a CPU, but the model is on {model.device}. Use dtype=torch.bfloat16 (--dtype bfloat16)."
+            f"int8 needs a CPU, but the model is on {model.device}. Move the model to the CPU (--device cpu), or use "
+            "dtype=torch.bfloat16 (--dtype bfloat16)."
         )
     if images is None:
         raise OptimizedError(

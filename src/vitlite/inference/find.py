@@ -62,7 +62,7 @@ def read_listing(lines: Iterable[str]) -> list[str]:
 
 
 def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
-    """Return the image files below a folder, and count the other visible files in `skipped`, by extension."""
+    """Return the image files below a folder. Add the other visible files to the counts in `skipped`, by extension."""
     from vitlite.images.decode import SUFFIXES  # here, because it imports torch
 
     try:

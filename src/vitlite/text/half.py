@@ -39,7 +39,7 @@ BATCH = 64  # number of sentences that the text tower computes at once
 
 
 class TextHalf(NamedTuple):
-    """The text tower, the logit scale and the tokenizer of a joint checkpoint."""
+    """The text tower, the logit scale and the tokenizer of a joint checkpoint for images and text."""
 
     weights: JointWeights
     tokenizer: Tokenizer

@@ -219,7 +219,7 @@ class ImageData:
         return ImageData(self.images, labels, tuple(classes))
 
     def with_multi_label(self) -> "ImageData":
-        """Return the same images with labels that allow several per image: (n, k) bool."""
+        """Return the same images with boolean labels (n, k), which allow several labels per image."""
         if self.multi_label:
             return self
         labels = torch.arange(len(self.classes), device="cpu") == self.labels[:, None]  # (n, k)
@@ -304,8 +304,8 @@ def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
     if unknown:
         raise TrainError(
             f"The model has {len(classes)} classes ({listed(classes)}), but none named {listed(unknown)}. Rename the "
-            "folders or labels to class names or class indices. Alternatively, list them in a file, in the order of "
-            "the classes (--classes FILE)."
+            "folders or labels to class names or class indices. Alternatively, pass a file that lists the folders or "
+            "labels in the order of the model's classes (--classes FILE)."
         )
     shared = [name for name in names if count[name] > 1]
     if shared:

@@ -159,7 +159,13 @@ def check_folder(out: Path, others: Sequence[str] = ()) -> None:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Create the folder of a run, and lock it against other processes."""
+    """Create the folder of a run, and lock it against other runs until the context ends.
+
+    With torchrun, only the main process does this.
+
+    Raises:
+        TrainError: Another process is training in the folder, or the folder cannot be written to.
+    """
     with ExitStack() as held:
         if distributed.is_main():
             try:

@@ -422,7 +422,7 @@ def _image_size(size: int | Sequence[int], patch: int, args: Mapping[str, Any]) 
     if seen != in_whole_patches(size, 1) and args.get("dynamic_img_pad"):
         raise CheckpointError(
             f"With dynamic_img_pad, timm would pad images of size {size} to a multiple of patch_size {patch}. vitlite "
-            "does not support padding."
+            "does not support padding. Use timm for this model."
         )
     return seen
 

@@ -336,7 +336,8 @@ def _activation(stated: dict[str, Any], family: Family) -> dict[str, Any]:
     gated, activation = stated.pop("gated", None), stated.pop("mlp", None)
     if gated and family.gate not in (None, activation):
         raise CheckpointError(
-            f"hidden_act is {activation!r}, but vitlite supports only {family.gate} in models with a gated MLP."
+            f"hidden_act is {activation!r}, but vitlite supports only {family.gate} in models with a gated MLP. Use "
+            "transformers for this model."
         )
     if gated:
         return {"mlp": "swiglu"}
