@@ -219,6 +219,21 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
     assert "contains testing, val, but no train part. Rename the folder of training images to train," in err
 
 
+@pytest.mark.parametrize("parts", [False, True])
+def test_probe_warns_of_copies(parts: bool, run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
+    data = colours
+    if parts:
+        data = tmp_path / "data"
+        shutil.copytree(colours, data / "train")
+        shutil.copytree(colours, data / "val")
+    else:
+        for i in range(1, 10):
+            shutil.copy(colours / "red" / "0.png", colours / "red" / f"{i}.png")
+    code, _, err = run("probe", data, "--model", model)
+    assert code == 0
+    assert f"{20 if parts else 8} training images are exact copies of held-out images" in err
+
+
 def test_probe_leaves_out_broken_images(run: Run, model: Path, colours: Path) -> None:
     (colours / "red" / "0.png").write_bytes(b"no image")
     code, out, err = run("probe", colours, "--model", model, "--json")

@@ -93,6 +93,13 @@ def test_probe_reads_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert printed[0] == printed[1]
 
 
+def test_probe_refuses_several_labels(tmp_path: Path, flat: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(path, f"{name}|image") for path, name in rows_of(flat)]
+    table = write(flat / "labels.csv", ("path", "label"), *rows)
+    assert main(f"probe {table} --model vit_nano_4.cifar10".split()) == 1
+    assert "probe needs one label per image, but this table has several. Use train." in capsys.readouterr().err
+
+
 def test_the_order_of_rows_does_not_matter(flat: Path) -> None:
     rows = rows_of(flat)
     one = read_table(write(flat / "one.csv", ("path", "label"), *rows))

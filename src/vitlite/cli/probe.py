@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -159,22 +160,25 @@ def _find_labelled(data: "Data", seed: int) -> LabelledImages:
 
     from vitlite.images.decode import read_image
     from vitlite.retrieval.probe import held_out
-    from vitlite.training.split import data_parts, label_names, read_part, training_part
+    from vitlite.training.split import data_parts, label_names, read_part, training_part, warn_of_copies
+    from vitlite.training.tables import Table
 
+    if isinstance(data, Table) and data.multi_label:
+        raise InputError("probe needs one label per image, but this table has several. Use train.")
     parts, train = data_parts(data), training_part(data)
     classes = label_names(train)
     images = read_part(train, read_image, classes)
-    paths, labels, test = images.files(), images.labels, parts.get("val", parts.get("test"))
+    files, labels, test = images.files(), images.labels, parts.get("val", parts.get("test"))
     if test is None:
         is_test = held_out(labels, seed)
-        names = images.names()
-        test_names = [names[row] for row in is_test.nonzero()[:, 0].tolist()]
-        return LabelledImages([str(path) for path in paths], labels, is_test, classes, test_names)
-    tests = read_part(test, read_image, classes)
-    is_test = torch.arange(len(images) + len(tests), device="cpu") >= len(images)
-    return LabelledImages(
-        [str(path) for path in (*paths, *tests.files())], torch.cat([labels, tests.labels]), is_test, classes, ()
-    )
+        test_names = list(compress(images.names(), is_test))
+    else:
+        tests = read_part(test, read_image, classes)
+        files, labels = files + tests.files(), torch.cat([labels, tests.labels])
+        is_test = torch.arange(len(files), device="cpu") >= len(images)
+        test_names = []
+    warn_of_copies(list(compress(files, ~is_test)), list(compress(files, is_test)))
+    return LabelledImages([str(file) for file in files], labels, is_test, classes, test_names)
 
 
 def _measure(args: Namespace, images: LabelledImages, progress: ImageProgress) -> Measurement:
