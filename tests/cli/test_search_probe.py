@@ -142,6 +142,11 @@ def test_duplicates(run: Run, model: Path, images: Path, tmp_path: Path) -> None
     assert {(pair["first"], pair["second"]) for pair in pairs} == {(first, path) for path in others} | {tuple(others)}
     assert run(*words, "--pairs")[1].count("1.0000  ") == 3
     assert "Omit --out or --pairs" in run(*words, "--pairs", "--out", tmp_path / "sheet.jpg")[2]
+    folder.rename(tmp_path / "moved")
+    code, out, err = run(*words, "--out", tmp_path / "sheet.jpg")
+    assert (code, len(out.splitlines())) == (1, 3)
+    assert "vitlite: 3 of 3 images could not be opened. Run the command in the folder where embed ran.\n" in err
+    (tmp_path / "moved").rename(folder)
     before = (folder / "a.png").read_bytes()
     assert "is one of the images" in run(*words, "--out", folder / "a.png")[2]
     assert (folder / "a.png").read_bytes() == before
@@ -220,7 +225,9 @@ def test_probe_fits_to_train_and_measures_on_val(run: Run, model: Path, colours:
 
 
 @pytest.mark.parametrize("parts", [False, True])
-def test_probe_warns_of_copies(parts: bool, run: Run, model: Path, colours: Path, tmp_path: Path) -> None:
+def test_probe_warns_of_copies(
+    parts: bool, run: Run, model: Path, colours: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = colours
     if parts:
         data = tmp_path / "data"
@@ -229,9 +236,8 @@ def test_probe_warns_of_copies(parts: bool, run: Run, model: Path, colours: Path
     else:
         for i in range(1, 10):
             shutil.copy(colours / "red" / "0.png", colours / "red" / f"{i}.png")
-    code, _, err = run("probe", data, "--model", model)
-    assert code == 0
-    assert f"{20 if parts else 8} training images are exact copies of held-out images" in err
+    assert run("probe", data, "--model", model)[0] == 0
+    assert f"{20 if parts else 8} training images are exact copies of held-out images" in caplog.text
 
 
 def test_probe_leaves_out_broken_images(run: Run, model: Path, colours: Path) -> None:
