@@ -131,6 +131,8 @@ def test_files_of_excel_and_pandas(tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     file.write_bytes("\ufeffFile;Label\r\na.png;Bär\r\n\r\nb.png;Käfer\r\n".encode())
     assert read_table(file).labels == [("Bär",), ("Käfer",)]
+    file.write_text("path;label\nb.png;cat\n;\n;;;\na.png;dog\n")  # Excel keeps rows whose cells were cleared
+    assert read_table(file).labels == [("dog",), ("cat",)]
     file.write_text(",path,cat,dog\n0,a.png,1.0,0.0\n1,b.png,True,True\n2,c.png,0,0\n")  # df.to_csv writes its index
     assert read_table(file).labels == [("cat",), ("cat", "dog"), ()]
     (tmp_path / "labels.tsv").write_text("path\tlabel\na.png\ttench, Tinca tinca\n")
@@ -180,7 +182,9 @@ INVALID = {
     "both": ("path,label\nx,a|b\nz,a;b\n", {}, r"labels that contain \| and ;\. Pass the character"),
     "cells": ("path,label\nx,a,b\n", {}, "3 cells in a row that begins with 'x', but 2 columns"),
     "empty": ("path,label\n", {}, "has no rows"),
-    "no path": ("path,label\n,a\n", {}, "a row with '' instead of a path"),
+    "no path": ("path,label\nx,a\n\n,a\n", {}, r"'' instead of a path in row 4\. Correct or remove the row"),
+    "no columns": ("", {}, r"labels\.csv is empty\. Write"),
+    "neither": ("a,b\nx,y\n", {}, r"no column of paths .*no column of labels .*a, b\. Pass path= .* and labels= \(-"),
 }  # fmt: skip
 
 

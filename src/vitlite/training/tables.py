@@ -131,16 +131,18 @@ def read_table(file: Path, columns: Columns = USUAL) -> Table:
     """
     read = _read_parquet if file.suffix.lower() == ".parquet" else _read_csv
     names = read(file, None)
+    if not names:
+        raise TrainError(f"{file} is empty. Write the names of the columns, and one row per image.")
     path = _column(file, names, columns.path, PATHS, "path", "--path-column")
     if path is None:
-        raise _missing(file, names, f"no column of paths ({', '.join(PATHS)})", "path", "--path-column")
+        raise _no_paths(file, names, columns)
     split = _column(file, names, columns.split, SPLITS, "split", "--split-column")
     wanted = _label_columns(file, names, columns.labels, [path, split])
-    cells = read(file, [path, *wanted, *([split] if split else [])])
+    cells = _filled(file, read(file, [path, *wanted, *([split] if split else [])]))
     if not cells:
         raise TrainError(f"{file} has no rows. Add one row per image.")
-    cells.sort(key=lambda row: Path(str(row[0])).parts)  # in the same order as the files of a folder
-    paths = [_path(file, row[0]) for row in cells]
+    cells.sort(key=lambda row: Path(row[0]).parts)  # in the same order as the files of a folder
+    paths = [file.parent / row[0] for row in cells]
     _check_unique(file, paths)
     parts = [_part_of(file, row[0], row[-1]) for row in cells] if split else []
     if len(wanted) > 1:
@@ -193,10 +195,23 @@ def _missing(file: Path, names: Sequence[str], problem: str, what: str, option: 
     return TrainError(f"{file} has {problem}. Its columns are {listed(names)}. Pass {what}= ({option}).")
 
 
-def _path(file: Path, cell: Any) -> Path:
-    if not isinstance(cell, str) or not cell:
-        raise TrainError(f"{file} has a row with {cell!r} instead of a path. Correct or remove the row.")
-    return file.parent / cell
+def _no_paths(file: Path, names: Sequence[str], columns: Columns) -> TrainError:
+    """Return the error for a table without a column of paths, which may also lack a column of labels."""
+    problem, what, option = f"no column of paths ({', '.join(PATHS)})", "path", "--path-column"
+    if not columns.labels and _column(file, names, None, LABELS, "labels", "--label-column") is None:
+        problem += f" and no column of labels ({', '.join(LABELS)})"
+        option += ") and labels= (--label-column"
+    return _missing(file, names, problem, what, option)
+
+
+def _filled(file: Path, rows: Sequence[Any]) -> list[Any]:
+    """Return the rows that are not empty. The first cell of each is a path."""
+    first = 1 if file.suffix.lower() == ".parquet" else 2  # row 1 of a CSV file has the names of the columns
+    filled = [(number, row) for number, row in enumerate(rows, first) if any(cell not in (None, "") for cell in row)]
+    for number, (path, *_) in filled:
+        if not isinstance(path, str) or not path:
+            raise TrainError(f"{file} has {path!r} instead of a path in row {number}. Correct or remove the row.")
+    return [row for _, row in filled]
 
 
 def _check_unique(file: Path, paths: Sequence[Path]) -> None:
@@ -259,13 +274,12 @@ def _read_csv(file: Path, wanted: Sequence[str] | None) -> list[Any]:
             places = [names.index(name) for name in wanted]
             rows = []
             for row in csv.reader(stream, delimiter=delimiter, skipinitialspace=True, strict=True):
-                if row and len(row) != len(names):
+                if any(row) and len(row) != len(names):
                     raise TrainError(
                         f"{file} has {len(row)} cells in a row that begins with {row[0]!r}, but {len(names)} columns. "
                         "Quote cells that contain the delimiter."
                     )
-                if row:
-                    rows.append([row[place] for place in places])
+                rows.append([row[place] for place in places] if any(row) else [""] * len(places))
             return rows
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TrainError(f"Cannot read {file}: {error}. Pass a CSV file in UTF-8 with column names.") from error
