@@ -75,6 +75,21 @@ def test_skipped_files_are_counted(
     assert not caplog.messages
 
 
+def test_images_beside_the_class_folders_are_counted(folders: Path, caplog: pytest.LogCaptureFixture) -> None:
+    val, read = folders / "val", new_model().preprocess.pixels
+    for name in ("loose.png", ".hidden.png", "labels.csv"):
+        shutil.copy(val / "lying" / "0.png", val / name)
+    assert len(read_folder(val, read, CLASSES)) == 8
+    assert caplog.messages == [f"vitlite: {val}: skipped 1 image beside the class folders"]
+    (val / "standing" / "d.nef").touch()
+    shutil.copy(val / "loose.png", val / "other.png")
+    read_folder(val, read, CLASSES)
+    assert caplog.messages[-2:] == [
+        f"vitlite: {val}: skipped files that are not images: 1 .nef",
+        f"vitlite: {val}: skipped 2 images beside the class folders",
+    ]
+
+
 INVALID = {
     "floats": (lambda data: {"images": data.images / 255}, r"needs uint8 images .* of torch.float32\. If the values"),
     "one": (lambda data: {"images": data.images[0]}, r"needs uint8 images \(n, c, h, w\), got \(3, 16, 16\)"),

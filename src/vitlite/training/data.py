@@ -366,6 +366,10 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: boo
         skipped += others
     if skipped and distributed.is_main():
         _log.warning("vitlite: %s: skipped files that are not images: %s", folder, counted(skipped))
+    beside = by_ending((str(path) for path in folder.glob("[!.]*") if path.is_file()), SUFFIXES)[0]
+    if beside and distributed.is_main():
+        count = "1 image" if len(beside) == 1 else f"{len(beside)} images"
+        _log.warning("vitlite: %s: skipped %s beside the class folders", folder, count)
     images = PreparedImages(paths, read, folder, strict=strict)
     return ImageData(images, torch.tensor(labels, device="cpu"), tuple(classes))
 
