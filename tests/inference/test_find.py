@@ -39,6 +39,11 @@ def test_links_are_followed_once(folder: Path) -> None:
     ]
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(folder: Path) -> None:
+    lines = ["\ufeff" + f"{folder / 'a.png'}\r\n", "\r\n", f"{folder / 'c/d.JPG'}\r\n"]
+    assert find_images(["-"], lines) == [str(folder / "a.png"), str(folder / "c/d.JPG")]
+
+
 def test_files_are_grouped_by_ending(folder: Path) -> None:
     images, others = by_ending(files_below(str(folder), hidden=False), [".png", ".jpg"])
     assert sorted(map(os.path.basename, images)) == ["a.png", "d.JPG"]

@@ -57,8 +57,8 @@ def find_images(
 
 
 def read_listing(lines: Iterable[str]) -> list[str]:
-    """Return the file names from lines with one name each. Blank lines are skipped."""
-    return [line.rstrip("\r\n") for line in lines if line.strip()]
+    """Return the file names from lines with one name each. Blank lines and a byte order mark are skipped."""
+    return [line.rstrip("\r\n").removeprefix("\ufeff") for line in lines if line.strip()]
 
 
 def _in_folder(folder: str, skipped: Counter[str]) -> list[str]:
