@@ -73,6 +73,15 @@ def run(args: Namespace) -> int:
         drawn = dict(list(groups.items())[:SHEET_GROUPS])
         save_image(contact_sheet(list(drawn), [members[:SHEET_MEMBERS] for members in drawn.values()]), args.out)
         print(f"wrote {printable(args.out)}, {len(drawn)} of {len(groups)} groups", file=sys.stderr)
+        shown = [path for first, members in drawn.items() for path in (first, *(match.path for match in members))]
+        missing = [path for path in shown if not os.path.exists(path)]
+        if missing:
+            print(
+                f"vitlite: {len(missing)} of {len(shown)} images could not be opened. Run the command in the folder "
+                "where embed ran.",
+                file=sys.stderr,
+            )
+            return 1
     return 0
 
 
