@@ -45,20 +45,33 @@ class TransformConfig:
     ...                               mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     >>> torchvision.resized(300, 451)
     (256, 384)
+
+    Args:
+        size: Height and width of the model's input.
+        resize: Height and width before the crop.
+        mode: "center" keeps the aspect ratio and covers `resize`. "squash" does not keep it.
+        interpolation: "bilinear" or "bicubic".
+        mean: One number per channel, or one number for all channels.
+        std: One number per channel, or one number for all channels.
+        scale: Factor for the pixels (0 to 255) before mean and std.
+        margin: How half of an odd margin is rounded: "nearest" even number (torchvision, timm) or "down"
+            (transformers).
+        background: Colour behind transparent pixels: "white", "black" or "#rrggbb". None drops alpha.
+        cut: Height and width of the crop if the model uses only its upper left part.
+        crop_pct: Crop size / resized size, if known.
     """
 
-    size: tuple[int, int]  # height and width of the model's input
-    resize: tuple[int, int]  # height and width before the crop
-    mode: Mode  # "center" keeps the aspect ratio and covers `resize`; "squash" does not keep it
+    size: tuple[int, int]
+    resize: tuple[int, int]
+    mode: Mode
     interpolation: Interpolation
-    mean: tuple[float, ...]  # one number per channel, or one number for all channels
-    std: tuple[float, ...]  # one number per channel, or one number for all channels
-    scale: float = 1 / 255  # factor for the pixels (0 to 255) before mean and std
-    # How half of an odd margin is rounded: "nearest" even number (torchvision, timm) or "down" (transformers).
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    scale: float = 1 / 255
     margin: Margin = "nearest"
-    background: str | None = None  # behind transparent pixels: "white", "black" or "#rrggbb"; None drops alpha
-    cut: tuple[int, int] | None = None  # height and width of the crop if the model uses only its upper left part
-    crop_pct: float | None = field(default=None, compare=False)  # crop size / resized size, if known
+    background: str | None = None
+    cut: tuple[int, int] | None = None
+    crop_pct: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "cut"):

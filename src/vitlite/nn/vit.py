@@ -33,13 +33,21 @@ if TYPE_CHECKING:
 
 
 class Features(NamedTuple):
-    """The tokens of a batch of images after the final norm, and the outputs of selected blocks."""
+    """The tokens of a batch of images after the final norm, and the outputs of selected blocks.
 
-    cls: Tensor | None  # (b, d)
-    patches: Tensor  # (b, patches, d), in row-major order
-    registers: Tensor | None  # (b, r, d)
-    grid: tuple[int, int]  # number of patches down and across
-    layers: tuple[Tensor, ...]  # (b, cls + registers + patches, d) each
+    Attributes:
+        cls: The class token (b, d), or None.
+        patches: The patch tokens (b, patches, d), in row-major order.
+        registers: The registers (b, r, d), or None.
+        grid: The number of patches down and across.
+        layers: The output of each selected block (b, cls + registers + patches, d).
+    """
+
+    cls: Tensor | None
+    patches: Tensor
+    registers: Tensor | None
+    grid: tuple[int, int]
+    layers: tuple[Tensor, ...]
 
     def __repr__(self) -> str:
         cls, registers = (None if x is None else tuple(x.shape) for x in (self.cls, self.registers))
