@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from PIL import Image, ImageFont
+from PIL import Image, ImageChops, ImageFont
 from torch import Tensor
 
 from vitlite import plots
@@ -401,7 +401,10 @@ def test_every_format_keeps_a_drawing(tmp_path: Path) -> None:
     drawing = Image.effect_noise((300, 170), 80).convert("RGB")
     for suffix in plots.FORMATS:
         plots.save_image(drawing, tmp_path / f"image{suffix}")
-    assert (tmp_path / "image.pdf").read_bytes().startswith(b"%PDF")
+    pdf = (tmp_path / "image.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    with Image.open(io.BytesIO(pdf[pdf.index(b"\xff\xd8") :])) as embedded:
+        assert max(high for _, high in ImageChops.difference(embedded.convert("RGB"), drawing).getextrema()) < 4
     svg = ElementTree.parse(tmp_path / "image.svg").getroot()
     assert (svg.get("viewBox"), svg.get("width")) == ("0 0 300 170", "3.125in")
     inside = svg[0].get("href").removeprefix("data:image/png;base64,")

@@ -622,7 +622,8 @@ def _write_pixels(image: "Image", path: Path, kind: str) -> None:
     """Write an image to a file. In a PDF or SVG file, the pixels are embedded at the resolution of the image."""
     dpi = round(image.info.get("dpi", (DPI, DPI))[0])
     if kind != "SVG":
-        image.save(path, kind, dpi=(dpi, dpi), resolution=dpi)
+        exact = {"quality": 100, "subsampling": 0} if kind == "PDF" else {}  # Pillow embeds a JPEG in a PDF
+        image.save(path, kind, dpi=(dpi, dpi), resolution=dpi, **exact)
         return
     pixels = io.BytesIO()
     image.save(pixels, "PNG")

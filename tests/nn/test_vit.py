@@ -133,6 +133,8 @@ def test_features_split_all_tokens(options: dict[str, Any]) -> None:
     torch.testing.assert_close(first, model.blocks[0](*_block_inputs(model, images)))
     assert again is first
     tall = model.features(torch.randn(2, 3, 24, 32), layers=(0,))
+    with pytest.raises(InputError, match=r"map\(\) takes an index into the 1 selected layers, got 5"):
+        tall.map(5)
     for feature_map, tokens in ((tall.map(), tall.patches), (tall.map(0), tall.layers[0][:, -12:])):
         assert feature_map.shape == (2, model.config.dim, 3, 4)
         torch.testing.assert_close(feature_map[:, :, 2, 1], tokens[:, 2 * 4 + 1], rtol=0, atol=0)

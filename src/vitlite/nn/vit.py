@@ -62,6 +62,11 @@ class Features(NamedTuple):
             layer: An index into `layers`, such as 0 for the first block that was selected. None means the tokens after
                 the final norm (`patches`).
         """
+        if layer is not None and not -len(self.layers) <= layer < len(self.layers):
+            raise InputError(
+                f"map() takes an index into the {len(self.layers)} selected layers, got {layer}. Pass layers= to "
+                "features() to select others."
+            )
         tokens = self.patches if layer is None else self.layers[layer]
         h, w = self.grid
         return rearrange(tokens[:, -h * w :], "b (h w) d -> b d h w", h=h, w=w)

@@ -59,8 +59,8 @@ class UnreachableError(DownloadError):
     def __init__(self, file: "_File", reason: str) -> None:
         first_sentence = reason.partition(". ")[0].rstrip(".")
         super().__init__(
-            f"Cannot download {file}: {first_sentence}.\nWithout a connection, pass a file with weights= (--weights "
-            "FILE), or use vit_nano_4.cifar10, which is part of vitlite."
+            f"Cannot download {file} to {cache_folder()}: {first_sentence}.\nWithout a connection, pass a file with "
+            "weights= (--weights FILE), or use vit_nano_4.cifar10, which is part of vitlite."
         )
         self.reason = reason
 
