@@ -90,6 +90,19 @@ def test_images_beside_the_class_folders_are_counted(folders: Path, caplog: pyte
     ]
 
 
+def test_folders_of_a_mac_are_the_same_class(folders: Path) -> None:
+    """macOS writes letters and accents separately, as other programs do not."""
+    train, composed, decomposed = folders / "train", "K\u00e4tzchen", "Ka\u0308tzchen"
+    shutil.copytree(train / "lying", train / composed)
+    (train / "lying").rename(train / decomposed)
+    assert class_names(train) == (composed, "standing")
+    for name in (composed, decomposed):
+        images = read_folder(train, torch.tensor, (name, "standing"))
+        assert images.classes == (composed, "standing")
+        assert images.labels.bincount().tolist() == [24, 12]
+        assert class_indices([composed, "standing"], ["standing", name]) == [1, 0]
+
+
 INVALID = {
     "floats": (lambda data: {"images": data.images / 255}, r"needs uint8 images .* of torch.float32\. If the values"),
     "one": (lambda data: {"images": data.images[0]}, r"needs uint8 images \(n, c, h, w\), got \(3, 16, 16\)"),

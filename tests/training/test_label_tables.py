@@ -169,6 +169,21 @@ def test_absolute_paths(flat: Path, tmp_path: Path) -> None:
     assert table.read(torch.tensor, ("lying", "standing")).names()[0].startswith("../data/train/")
 
 
+@pytest.mark.parametrize("given", [0, 1])
+def test_tables_of_a_mac(given: int, flat: Path) -> None:
+    """Labels and paths may be in either form of Unicode, whatever the form of the files."""
+    composed, decomposed = "K\u00e4tzchen", "Ka\u0308tzchen"
+    forms = (composed, decomposed)
+    (flat / "lying").rename(flat / forms[1 - given])
+    rows = [(f"{forms[given]}/{2 * i}.png", forms[i % 2]) for i in range(4)]
+    table = read_table(write(flat / "labels.csv", ("path", "label"), *rows))
+    assert all(path.exists() for path in table.paths)
+    images = table.read(torch.tensor, (decomposed, "dog"))
+    assert (table.classes, images.classes, images.labels.tolist()) == ((composed,), (composed, "dog"), [0] * 4)
+    bits = write(flat / "bits.csv", ("path", decomposed, "dog"), ("x", 1, 0), ("y", 1, 1))
+    assert (read_table(bits).labels, read_table(bits).classes) == ([(composed,), (composed, "dog")], (composed, "dog"))
+
+
 INVALID = {
     "path": ("a,label\nx,y\n", {}, r"no column of paths \(path, .*\)\. Its columns are a, label\. Pass path= \(--p"),
     "label": ("path,fold\nx,y\n", {}, r"no column of labels \(label, .*\)\. Its columns are path, fold\. Pass labels="),

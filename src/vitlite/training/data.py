@@ -10,6 +10,7 @@ from hashlib import sha256
 from logging import getLogger
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
+from unicodedata import normalize
 
 import torch
 from torch import Tensor
@@ -297,6 +298,7 @@ def class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
     Raises:
         TrainError: A folder name is neither a class name nor a class index, or is the name of several classes.
     """
+    names, classes = list(map(composed, names)), list(map(composed, classes))
     count = Counter(classes)
     unknown = [name for name in names if not count[name]]
     if len(unknown) == len(names) and all(name.isdecimal() and int(name) < len(classes) for name in names):
@@ -326,7 +328,12 @@ def class_names(folder: Path) -> tuple[str, ...]:
     if not names:
         problem = "contains no folders" if folder.is_dir() else "does not exist"
         raise TrainError(f"{folder} {problem}. Pass a folder that contains one folder of images per class.")
-    return tuple(names)
+    return tuple(sorted(set(map(composed, names))))
+
+
+def composed(name: str) -> str:
+    """Return a name in Unicode's composed form. File names from a Mac have letters and accents separately."""
+    return normalize("NFC", name)
 
 
 def folders_in(folder: Path) -> list[str]:
@@ -349,7 +356,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: boo
     Raises:
         TrainError: A folder is not named after one of the classes, or contains no images.
     """
-    names = class_names(folder)
+    names, classes = class_names(folder), tuple(map(composed, classes))
     unknown = [name for name in names if name not in classes]
     if unknown:
         raise TrainError(
@@ -359,10 +366,10 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: boo
     paths: list[Path] = []
     labels: list[int] = []
     skipped: Counter[str] = Counter()
-    for name in names:
+    for name in folders_in(folder):
         found, others = _images_below(folder / name)
         paths += found
-        labels += [classes.index(name)] * len(found)
+        labels += [classes.index(composed(name))] * len(found)
         skipped += others
     if skipped and distributed.is_main():
         _log.warning("vitlite: %s: skipped files that are not images: %s", folder, counted(skipped))
@@ -371,7 +378,7 @@ def read_folder(folder: Path, read: Read, classes: Sequence[str], *, strict: boo
         count = "1 image" if len(beside) == 1 else f"{len(beside)} images"
         _log.warning("vitlite: %s: skipped %s beside the class folders", folder, count)
     images = PreparedImages(paths, read, folder, strict=strict)
-    return ImageData(images, torch.tensor(labels, device="cpu"), tuple(classes))
+    return ImageData(images, torch.tensor(labels, device="cpu"), classes)
 
 
 def _images_below(folder: Path) -> tuple[list[Path], Counter[str]]:

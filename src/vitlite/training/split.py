@@ -28,6 +28,7 @@ from vitlite.training.data import (
     cifar10_reader,
     class_indices,
     class_names,
+    composed,
     file_size,
     folders_in,
     is_cifar10,
@@ -377,7 +378,8 @@ def _held_out(data: ImageData, split: Path) -> ImageData:
     wanted = read_split(split)[1]
     labels = dict(zip(data.names(), data.label_indices(), strict=True))
     missing = [name for name in wanted if name not in labels]
-    labels |= {name: data.classes.index(folder) for name in missing if (folder := Path(name).parts[0]) in data.classes}
+    folders = {name: composed(Path(name).parts[0]) for name in missing}
+    labels |= {name: data.classes.index(folder) for name, folder in folders.items() if folder in data.classes}
     if len(missing) == len(wanted) or not labels.keys() >= set(wanted):
         raise TrainError(
             f"{split} lists {len(missing)} images that are not in the data ({listed(missing)}). Pass the folder that "

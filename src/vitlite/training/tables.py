@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 from vitlite.errors import TrainError, missing_extra
-from vitlite.training.data import PARTS, ImageData, PreparedImages, Read, label_tensor, listed
+from vitlite.training.data import PARTS, ImageData, PreparedImages, Read, composed, label_tensor, listed
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PATHS = ("path", "file", "filename", "file_name", "filepath", "file_path", "image", "image_path")
@@ -85,6 +86,7 @@ class Table:
         Raises:
             TrainError: A label is not one of the classes, or none of the images exists.
         """
+        classes = tuple(map(composed, classes))
         unknown = [name for name in self.classes if name not in classes]
         if unknown:
             raise TrainError(
@@ -101,7 +103,7 @@ class Table:
         if not self.multi_label:
             indices = [only for (only,) in indices]
         labels = label_tensor(indices, classes, multi_label=self.multi_label)
-        return ImageData(PreparedImages(self.paths, read, self.file.parent, strict=strict), labels, tuple(classes))
+        return ImageData(PreparedImages(self.paths, read, self.file.parent, strict=strict), labels, classes)
 
 
 def open_data(data: Path, columns: Columns = USUAL) -> Path | Table:
@@ -142,15 +144,15 @@ def read_table(file: Path, columns: Columns = USUAL) -> Table:
     if not cells:
         raise TrainError(f"{file} has no rows. Add one row per image.")
     cells.sort(key=lambda row: Path(row[0]).parts)  # in the same order as the files of a folder
-    paths = [file.parent / row[0] for row in cells]
+    paths = [_existing(file.parent, row[0]) for row in cells]
     _check_unique(file, paths)
     parts = [_part_of(file, row[0], row[-1]) for row in cells] if split else []
     if len(wanted) > 1:
         labels = [
-            tuple(name for name, cell in zip(wanted, row[1:], strict=False) if _bit(file, row[0], name, cell))
+            tuple(composed(name) for name, cell in zip(wanted, row[1:], strict=False) if _bit(file, row[0], name, cell))
             for row in cells
         ]
-        return Table(file, paths, labels, parts, multi_label=True, columns=wanted)
+        return Table(file, paths, labels, parts, multi_label=True, columns=tuple(map(composed, wanted)))
     separator = _separator(file, [row[1] for row in cells], columns.separator)
     labels = [_labels(row[1], separator) for row in cells]
     for row, names_of_row in zip(cells, labels, strict=True):
@@ -214,6 +216,14 @@ def _filled(file: Path, rows: Sequence[Any]) -> list[Any]:
     return [row for _, row in filled]
 
 
+def _existing(folder: Path, name: str) -> Path:
+    """Return the path of a file. If it does not exist, try the other form of letters with accents."""
+    if name.isascii():
+        return folder / name
+    forms = [name, normalize("NFC", name), normalize("NFD", name)]
+    return next((path for form in forms if (path := folder / form).exists()), folder / name)
+
+
 def _check_unique(file: Path, paths: Sequence[Path]) -> None:
     path, count = Counter(paths).most_common(1)[0]
     if count > 1:
@@ -259,7 +269,7 @@ def _labels(cell: Any, separator: str) -> tuple[str, ...]:
     else:
         text = "" if cell is None else str(cell)
         parts = text.split(separator) if separator else [text]
-    return tuple(label for part in parts if (label := part.strip()))
+    return tuple(label for part in parts if (label := composed(part.strip())))
 
 
 def _read_csv(file: Path, wanted: Sequence[str] | None) -> list[Any]:
