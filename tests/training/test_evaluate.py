@@ -130,6 +130,12 @@ def test_images_may_be_shared_by_models_with_another_normalisation(folders: Path
     assert measure(model, data).loss == wanted.loss
 
 
+def test_thresholds_do_not_mean_several_labels_per_image(folders: Path) -> None:
+    model = new_model()
+    model.labels, model.thresholds = ("lying", "standing"), (0.9, 0.9)
+    assert read_evaluation_data(folders, model).labels.ndim == 1
+
+
 def test_images_of_different_shapes_for_a_naflex_model(folders: Path) -> None:
     model, rows = new_model(), torch.arange(0, 8)
     nn.init.normal_(model.head.weight)

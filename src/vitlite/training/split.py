@@ -368,7 +368,7 @@ def read_evaluation_data(
     images = read_part(part, preprocess.pixels, names, strict=strict)
     if split is not None:
         images = _held_out(images, split)
-    if model.thresholds is not None:  # the model was trained for several labels, even if no image here has several
+    if model.scores == "sigmoid" and model.thresholds is not None:  # trained for several labels per image
         images = images.with_multi_label()
     return images.with_classes(classes) if folders is None else _in_order(images, classes, k)
 
