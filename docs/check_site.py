@@ -25,7 +25,7 @@ SEARCHES = {  # what people look for, and where it is
     "license": "models/",
     "licence": "models/",
     "LoRA": "tools/",
-    "checkpointing": "training/",
+    "checkpointing": "fine_tuning/",
     "features_only": "coming_from/",
     "dinov2": "models/",
     "attention": "how_a_vit_works/",
