@@ -29,13 +29,13 @@ def table() -> Iterator[str]:
     machine = report["machine"]
     cores, cpu, torch_version = machine["cores"], machine["cpu"], machine["torch"].partition("+")[0]
     yield f"\n\nViT-B/16 on {cores} cores of an {cpu} with torch {torch_version}, in milliseconds:\n"
-    yield f"| | {' | '.join(COLUMNS.values())} |"
+    yield f"||{'|'.join(COLUMNS.values())}|"
     yield "|---|" + "--:|" * len(COLUMNS)
     for cell in report["cells"]:
         if cell["model"] == MODEL and cell["size"] == SIZE and cell["batch"] in BATCHES:
             images = "1 image" if cell["batch"] == 1 else f"{cell['batch']} images"
             times = [f"{cell['seconds'][name] * 1e3:,.0f}" if name in cell["seconds"] else "" for name in COLUMNS]
-            yield f"| {images}, {cell['dtype']} | **{times[0]}** | {' | '.join(times[1:])} |"
+            yield f"|{images}, {cell['dtype']}|**{times[0]}**|{'|'.join(times[1:])}|"
     ours, theirs = report["creation"]["vitlite"], report["creation"]["timm"]  # seconds, MB, seconds of the import
     yield (
         f"\nCreating this model from a local file takes {ours[0]:.2f} s and {ours[1]:.0f} MB with vitlite, "
