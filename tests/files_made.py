@@ -59,5 +59,5 @@ def completed(path: Path, **fields: Any) -> ViTConfig:
     """Return the complete config of a file: these fields, and what its tensors, its metadata and its format state."""
     folder = metadata_folder(path)
     with open_weights(path) as file:
-        own = Metadata() if folder is None else read_metadata(folder, file.header.get(ID))
+        own = Metadata() if folder is None else read_metadata(folder, weights_id=file.header.get(ID))
         return map_and_resolve(file, own, Metadata(source=CONFIG_ARGUMENT, fields=fields))[1].config

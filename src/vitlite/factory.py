@@ -197,13 +197,13 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
     """
     with open_weights(location.path) as file:
         if len(file.files) == 1:
-            # After a download, the cache knows the hash. Local files and the embedded model are hashed here.
+            # After a download, the cache knows the hash. Other files are hashed here when they are first loaded.
             sha256 = storage.check_sha256(file.files[0], location.sha256)
         else:
             hashes = "".join(storage.sha256_of(path) for path in file.files)
             sha256 = hashlib.sha256(hashes.encode()).hexdigest()
         folder = location.metadata_folder
-        own = Metadata() if folder is None else read_metadata(folder, file.header.get(ID))
+        own = Metadata() if folder is None else read_metadata(folder, weights_id=file.header.get(ID))
         mapping, (config, provenance) = map_and_resolve(file, own, given)
         target = options.apply(config)
         if target != config:
@@ -219,7 +219,7 @@ def _load_model(location: Location, given: Metadata, options: LoadOptions, name:
                 storage.mark_finite(path)
     if target.num_classes and not new_head:
         model.labels, error = _labels(own, given, location, target.num_classes)
-        model.scores, model.thresholds = own.scores, own.thresholds
+        model.scores, model.thresholds = own.scores, own.thresholds  # scores: "softmax" or "sigmoid"
         report = replace(report, unlabelled=error)
     model.source = Source(file.path, sha256, location.verified, report, name, location.repo, location.commit)
     transform = own.transform or given.transform

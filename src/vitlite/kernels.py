@@ -71,8 +71,8 @@ class KernelChoice(NamedTuple):
 
     linear: bool = False  # float32 linear layers of an eager model
     packed: tuple[torch.dtype, ...] = ()  # dtypes in which an optimized model uses `PackedLinear`
-    powers: tuple[torch.dtype, ...] = ()  # dtypes in which attention computes powers of two instead of a softmax
-    products: bool = False  # float32 products of attention
+    powers: tuple[torch.dtype, ...] = ()  # dtypes in which an optimized model uses powers of two instead of a softmax
+    products: bool = False  # float32 products of attention in an optimized model, and all float32 products in training
 
 
 @cache
@@ -256,7 +256,7 @@ def packing_is_right(dtype: torch.dtype) -> bool:
     )
 
 
-# ---- products of attention
+# ---- float32 products of an optimized model and of training
 
 
 class _Float32Products:

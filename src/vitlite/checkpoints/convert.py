@@ -209,7 +209,7 @@ def _load_for_tensors(
     if "cls_token" not in mapping.tensors:
         made_up["pool"] = "mean"
     folder = metadata_folder(path)
-    own = Metadata() if folder is None else read_metadata(folder, file.header.get(ID))
+    own = Metadata() if folder is None else read_metadata(folder, weights_id=file.header.get(ID))
     if to in ("timm", "vitlite"):  # the position table does not change
         given = replace(given, usual_image_size=_any_image_size(mapping))
     mapping, resolved = map_and_resolve(file, own, given, made_up)

@@ -1,8 +1,8 @@
 """The Vision Transformer: images become tokens, blocks mix the tokens, and the head classifies a pooled vector.
 
 Shapes: b images, c channels, n tokens, d width of a token, k classes. State-dict keys are those of timm's
-VisionTransformer, with three exceptions: `reg_token` also holds DeiT's distillation token, and timm has no
-`pre_logits` or `patch_embed.norm_in`.
+VisionTransformer, with these exceptions: `reg_token` also holds DeiT's distillation token, `rope.freqs` is a key of
+timm's Eva, and timm has no `pre_logits`, `patch_embed.norm_in` or `head.proj`.
 """
 
 import math
@@ -284,8 +284,9 @@ class ViT(TimmInterface, nn.Module):
             n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-n]
-            # Add rows and columns as two axes. In a traced model, `config.grid` is a constant and `grid` depends on the
-            # images, so another grid raises an error, even 7 x 28 patches instead of 14 x 14.
+            # The table always fits `grid`, except in a traced model, in which `config.grid` is a constant and `grid`
+            # depends on the images. Because rows and columns are added as two axes, another grid then raises an error,
+            # even 7 x 28 patches instead of 14 x 14.
             table = positions[:, -n:]
             table_grid = config.grid if positions is self.pos_embed else grid
             patches = patches.view(-1, *grid, width) + table.view(1, *table_grid, width)
