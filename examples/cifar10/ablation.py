@@ -55,7 +55,7 @@ class TwoTables(Variation):
         self.rows = nn.Parameter(0.02 * torch.randn(1, rows, 1, config.dim))
         self.columns = nn.Parameter(0.02 * torch.randn(1, 1, columns, config.dim))
 
-    def _positions(self, grid: tuple[int, int]) -> Tensor:
+    def _positions(self, grid: tuple[int, int], tokens: Tensor) -> Tensor:
         table = (self.rows + self.columns).flatten(1, 2)
         return torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)  # the class token has no place
 

@@ -101,7 +101,7 @@ def test_embed_killed_at_any_step(model: Path, many: Path, tmp_path: Path) -> No
 def test_embed_on_a_full_disk(model: Path, many: Path, tmp_path: Path) -> None:
     said = program(COMMAND + FULL, tmp_path, "embed", many, "--model", model, "--batch", 2)
     partial = tmp_path / "out/vectors.npz.partial"
-    assert said.count(f"vitlite: error: Cannot write {partial}: File too large.") == 3
+    assert said.count(f"vitlite: error: Cannot write to {partial}: File too large.") == 3
 
 
 @pytest.mark.usefixtures("uncovered")

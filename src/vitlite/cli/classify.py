@@ -47,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="labels such as 'cat,dog,rusty bolt', or a file with one per line",
     )
     labels.add_argument(
-        "--template", metavar="TEXT", help=f"sentence for each label, or imagenet for 80; default: {TEMPLATE!r}"
+        "--template", metavar="TEXT", help=f"sentence per label, or imagenet (80); default: {TEMPLATE!r}"
     )
     add_work_arguments(parser)
 

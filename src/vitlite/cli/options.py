@@ -62,7 +62,7 @@ def add_layer(parser: ArgumentParser) -> None:
         dest="last_block",
         type=int,
         metavar="N",
-        help="block to take the output of (with the final norm), from 0; default: the last",
+        help="block to use, counted from 0, with the final norm; default: the last",
     )
 
 
