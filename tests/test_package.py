@@ -79,6 +79,11 @@ for name in {names}:
     import vitlite
     eval(name)
 """)
+    fresh("""
+import vitlite
+vitlite.create("vit_nano_4", weights=None)
+assert callable(vitlite.checkpoints.save.push_to_hub) and callable(vitlite.checkpoints.convert.convert)
+""")
 
 
 def fresh(code: str) -> str:

@@ -52,7 +52,7 @@ _MODULES = {
     "with_labels": "text.labels",
 }
 _PACKAGES = {  # available after `import vitlite`, with the module that defines the public names
-    "checkpoints": "checkpoints.convert",
+    "checkpoints": "checkpoints",
     "export": "export",
     "images": "images",
     "inference": "inference.predict",

@@ -139,6 +139,14 @@ def test_without_pillow(monkeypatch):
         read_image("x.jpg")
 
 
+def test_a_damaged_stream_that_cannot_be_read_again_is_an_image_error():
+    reading, writing = os.pipe()
+    os.write(writing, b"no image")
+    os.close(writing)
+    with open(reading, "rb") as stream, pytest.raises(ImageError, match="the file is damaged, or the format is not"):
+        decode(stream, 3)
+
+
 def test_heic_is_read_as_pillow_heif_reads_it(tmp_path):
     """In a new process, because pillow-heif is imported only when it is needed."""
     exif = Image.Exif()

@@ -35,7 +35,7 @@ AXES = {  # the number of axes of the tensors that determine the config
 INPUT_NORMS = {
     "norm_pre.weight": "tokens", "patch_embed.norm_in.weight": "patches", "patch_embed.norm.weight": "projected",
 }  # fmt: skip
-PARTS = {  # from a tensor to the field of the config that is True if the tensor exists
+PARTS = {  # from a name in the geometry to the tensor whose existence makes it True
     "qkv_bias": "blocks.0.attn.qkv.bias",
     "layer_scale": "blocks.0.ls1.gamma",
 }

@@ -87,7 +87,8 @@ def map_and_resolve(
     """
     try:
         # If only a complete record of the zoo describes the file, and the tensors have our names and the shapes of the
-        # record, there is nothing to infer. Only files in timm's formats can have our names, which are timm's.
+        # record, there is nothing to infer. The record must be in timm's format, too: `resample` of another library's
+        # record would be wrong for such a file (see `_stated_fields`).
         if own == Metadata() and given.fields.keys() == set(FIELDS) and (given.format or "").startswith("timm"):
             config = ViTConfig(**given.fields)
             if file.shapes == parameter_shapes(model_on_meta(config)):

@@ -126,8 +126,11 @@ def _is_heif(file: Any) -> bool:
         with open(file, "rb") as opened:
             return _is_heif(opened)
     if not isinstance(file, BYTES):
-        file.seek(0)
-        file = file.read(12)
+        try:
+            file.seek(0)
+            file = file.read(12)
+        except (AttributeError, OSError):  # a Pillow image, or a stream that cannot be read again
+            return False
     start = bytes(file[:12])
     return start[4:8] == b"ftyp" and start[8:] in HEIF_BRANDS
 

@@ -157,8 +157,8 @@ class TransformConfig:
             height: The height of the resized image.
             width: The width of the resized image.
         """
-        half = round if self.margin == "nearest" else int  # int rounds down
-        top, left = half((height - self.cropped[0]) / 2), half((width - self.cropped[1]) / 2)
+        rounded = round if self.margin == "nearest" else int  # int rounds down
+        top, left = rounded((height - self.cropped[0]) / 2), rounded((width - self.cropped[1]) / 2)
         return left, top, left + self.size[1], top + self.size[0]
 
 

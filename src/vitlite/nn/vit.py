@@ -284,9 +284,9 @@ class ViT(TimmInterface, nn.Module):
             n, width = patches.shape[1:]  # the width is not config.dim if the model was pruned
             if cls is not None and config.cls_position:
                 cls = cls + positions[:, :-n]
-            # The table always fits `grid`, except in a traced model, in which `config.grid` is a constant and `grid`
-            # depends on the images. Because rows and columns are added as two axes, another grid then raises an error,
-            # even 7 x 28 patches instead of 14 x 14.
+            # Rows and columns are added as two axes only so that a traced model raises an error for another grid, even
+            # for 7 x 28 patches instead of 14 x 14. In a traced model, `config.grid` and the shape of the table are
+            # constants, and `grid` depends on the images. Otherwise, the table always fits `grid`.
             table = positions[:, -n:]
             table_grid = config.grid if positions is self.pos_embed else grid
             patches = patches.view(-1, *grid, width) + table.view(1, *table_grid, width)
