@@ -123,6 +123,15 @@ def test_a_folder_of_siglip_2(tmp_path: Path) -> None:
     assert distance(output, expected[:1]) < 1e-5
 
 
+def test_another_patch_size_reaches_the_preprocessing(tmp_path: Path) -> None:
+    siglip2(tmp_path / "hub")
+    model = load(tmp_path / "hub", patch_size=16)
+    assert model.preprocess.transform.patch_size == 16
+    for photo in PHOTOS:
+        images = model.preprocess(photo)
+        assert model.features(images).patches.shape[1] <= model.preprocess.transform.max_patches
+
+
 def test_timm_is_told_the_number_of_patches_by_the_caller_alone(tmp_path: Path) -> None:
     """So that a model with another number than its table has cannot be written for it."""
     siglip2(tmp_path / "hub")

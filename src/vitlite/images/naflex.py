@@ -63,6 +63,13 @@ class NaFlexTransform(TransformConfig):
         patches = math.prod(side // self.patch_size for side in size)
         return replace(self, size=size, max_patches=patches)
 
+    def in_whole_patches(self, patch: int) -> TransformConfig:
+        """Return the transform for a patch size. For a new one, `max_patches` is the number of patches of `size`."""
+        size = super().in_whole_patches(patch).size
+        if patch == self.patch_size:
+            return replace(self, size=size)
+        return replace(self, size=size, patch_size=patch, max_patches=math.prod(side // patch for side in size))
+
     def squashed(self) -> TransformConfig:
         """Return a transform that resizes every image to exactly `size`. Training needs images of one size."""
         return TransformConfig(
