@@ -35,6 +35,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     boost = FIRST_FOUND.get(page.file.src_uri)
     if boost:
         page.meta["search"] = {"boost": boost}
+    if page.file.src_uri.startswith("lab_notes/"):  # too many tokens with digits, which lunr confuses with each other
+        page.meta["search"] = {"exclude": True}
     folder = (ROOT / "docs" / page.file.src_uri).parent
 
     def linked(link: re.Match[str]) -> str:
