@@ -1,6 +1,6 @@
 """Opens every page of the built site in headless Chromium, on a desk and on a phone, and fails on what cannot be read.
 
-    make docs && pip install playwright && python docs/check_site.py site --pictures /tmp/pages
+    make docs && pip install playwright && python docs/check_site.py site --pictures pages
 
 Playwright drives the Chromium that is installed (`apt install chromium`). A page fails if it scrolls sideways, if code
 or output is cut off at the desk's width, or on a phone is broken or cut off without a shade that says so, if on a phone

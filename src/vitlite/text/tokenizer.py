@@ -1,4 +1,4 @@
-"""Turn sentences into token ids, with the text cleaning that was used to train the checkpoint."""
+"""Turn sentences into token ids. Text is cleaned as it was when the checkpoint was trained."""
 
 import html
 import string
